@@ -57,7 +57,7 @@ def complete(head: Head, node: int) -> bool:
     return lines == [f"line {i + 1}" for i in range(len(lines))] and total == f"TOTAL {len(lines)}"
 
 
-def test_detached_it_goes_on_and_attach_takes_over(head: Head) -> None:
+def test_detached_job_continues_and_attach_takes_over(head: Head) -> None:
     script, secret = head.script("count.py", COUNT), "only-the-command-knows"
     notify = f"cat >> {head.directory / 'told'}; : {secret}"
     words = ["--no-torchrun", "--detach", "--notify", notify, script, str(head.directory)]
@@ -100,7 +100,7 @@ def test_detached_it_goes_on_and_attach_takes_over(head: Head) -> None:
     assert not lines_of(0, once_more)
 
 
-def test_one_that_is_ended_leaves_the_job_and_stop_ends_both(head: Head) -> None:
+def test_ended_background_head_leaves_job_and_stop_ends_it(head: Head) -> None:
     script = head.script("count.py", COUNT)
     words = ["--nnodes", "1", "--no-torchrun", "--detach", script, str(head.directory)]
     launch = head.run(*words)

@@ -22,7 +22,7 @@ def environments(command: Command) -> list[dict[str, object]]:
     return nodes
 
 
-def test_a_node_gets_its_environment_once(head: Head) -> None:
+def test_bootstrap_makes_environment_once(head: Head) -> None:
     head.node_list = head.cluster.write_list(head.cluster.addresses[:1], "one.txt")
     wheel(head.directory, "mine", "1.0")
     (head.directory / "requirements.txt").write_text("mine\n")

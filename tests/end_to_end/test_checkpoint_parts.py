@@ -15,7 +15,7 @@ TRAINING += ["scheduler.total_steps=6", "--set", "logging.interval=1", "--sync",
 SAVING = ["--set", "checkpoint.steps=2", "--set", "checkpoint.copies=2"]
 
 
-def test_a_disk_and_a_node_may_be_lost(netns_cluster: Any, tmp_path: Path) -> None:
+def test_training_resumes_after_lost_disk_and_node(netns_cluster: Any, tmp_path: Path) -> None:
     # The engine needs no directory of the head's, so nothing exists elsewhere.
     here = tmp_path / "here"
     here.mkdir()

@@ -13,7 +13,7 @@ from orchestrator.head.nodes.node_list import read_nodes
 from tests.launching import BIN, PATIENCE, Head
 
 
-def test_a_command_on_all_nodes(head: Head) -> None:
+def test_exec_runs_on_all_nodes(head: Head) -> None:
     here = str(head.directory)
     command = head.command(
         "orchestrator", "exec", "--", "printf", "%s|", "a b", "$HOME", "it's"
@@ -31,7 +31,7 @@ def test_a_command_on_all_nodes(head: Head) -> None:
     assert command.lines == [f"--- nodes 0-1 ({first}, {second})", "Linux"]
 
 
-def test_json_has_all_of_it(head: Head) -> None:
+def test_exec_json_has_output_of_every_node(head: Head) -> None:
     shared = ["--nodes", str(head.node_list), "--ssh-config", str(head.cluster.ssh_config)]
     text = "cat; echo out; echo e >&2; kill -9 $$"
     done = subprocess.run(
@@ -48,7 +48,7 @@ def test_json_has_all_of_it(head: Head) -> None:
         assert (node["code"], node["stdout"], node["stderr"]) == (137, "out\n", "e\n")
 
 
-def test_one_that_is_down_is_a_row_and_the_others_run(head: Head) -> None:
+def test_exec_reports_node_that_is_down(head: Head) -> None:
     head.cluster.kill_sshd(1)
     try:
         command = head.command("orchestrator", "exec", "--", "echo", "here").ends(4)
@@ -59,7 +59,7 @@ def test_one_that_is_down_is_a_row_and_the_others_run(head: Head) -> None:
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "kill -9", "time-out"])
-def test_what_it_started_ends_with_it(head: Head, how: str) -> None:
+def test_exec_ends_what_it_started(head: Head, how: str) -> None:
     """The lock is held while the program or a child that ignores SIGTERM lives."""
     lock = head.directory / "lock"
     child = "trap '' TERM; sleep 600 & echo up; wait; sleep 600"
@@ -75,7 +75,7 @@ def test_what_it_started_ends_with_it(head: Head, how: str) -> None:
     subprocess.run(["flock", lock, "true"], timeout=PATIENCE, check=True)
 
 
-def test_a_job_that_runs_is_seen_and_a_shell_opens_beside_it(head: Head) -> None:
+def test_running_job_is_shown_and_ssh_opens_shell(head: Head) -> None:
     text = "print('ready', flush=True); import time; time.sleep(600)"
     launch = head.launch("--nnodes", "1", "--no-torchrun", head.script("waits.py", text))
     launch.wait_for("node0 rank0 [|] ready")
@@ -86,7 +86,7 @@ def test_a_job_that_runs_is_seen_and_a_shell_opens_beside_it(head: Head) -> None
     assert launch.finish() == 130
 
 
-def test_files_to_all_nodes(head: Head) -> None:
+def test_push_sends_files_to_all_nodes(head: Head) -> None:
     (head.directory / "set").mkdir()
     (head.directory / "set" / "a").write_bytes(b"x" * 1000)
     copy = f"{head.directory}/copy"
@@ -113,7 +113,7 @@ def is_seen_among_all_nodes(head: Head) -> None:
     assert running["nodes"] == head.cluster.addresses[:1]
 
 
-def test_all_nodes_at_a_look_and_one_that_is_down(head: Head) -> None:
+def test_top_shows_node_that_is_down(head: Head) -> None:
     head.cluster.kill_sshd(1)
     try:
         command = head.command("orchestrator", "top", "--once").ends(4)

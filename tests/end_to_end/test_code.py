@@ -64,7 +64,9 @@ def names(head: Head, node: int) -> list[str]:
     return [path.parents[2].name for path in found]
 
 
-def test_code_travels_as_far_as_it_is_lacking(apart: Apart, two_nodes: NetnsCluster) -> None:
+def test_only_missing_code_is_sent_and_running_job_keeps_its_own(
+    apart: Apart, two_nodes: NetnsCluster
+) -> None:
     """And a job that runs keeps its own, while the code is edited and launched again."""
     head = apart(0, 1)
     fifos = [two_nodes.path(node, head.directory / "hold") for node in range(2)]
@@ -105,7 +107,9 @@ def test_code_travels_as_far_as_it_is_lacking(apart: Apart, two_nodes: NetnsClus
     assert f"at {head.directory / helper}:1 in <module>" in broken.text
 
 
-def test_a_mix_of_shared_and_not(apart: Apart, two_nodes: NetnsCluster) -> None:
+def test_nodes_with_and_without_shared_disk_are_mixed(
+    apart: Apart, two_nodes: NetnsCluster
+) -> None:
     head = apart(1)
     (head.directory / "data").mkdir()
     (head.directory / "data/x").write_text("data here")
@@ -123,7 +127,7 @@ def test_a_mix_of_shared_and_not(apart: Apart, two_nodes: NetnsCluster) -> None:
     assert not list(two_nodes.path(0, head.directory).glob(".orchestrator*"))
 
 
-def test_a_full_disk_on_one_node_is_named(apart: Apart, two_nodes: NetnsCluster) -> None:
+def test_full_disk_on_one_node_is_named(apart: Apart, two_nodes: NetnsCluster) -> None:
     head = apart(1)
     store = two_nodes.run_home(1) / "code"
     inside = str(two_nodes.home_path) + "/.orchestrator/code"
@@ -139,9 +143,7 @@ def test_a_full_disk_on_one_node_is_named(apart: Apart, two_nodes: NetnsCluster)
         two_nodes.exec(1, ["umount", "-l", inside])
 
 
-def test_an_experiment_runs_again_when_its_code_has_moved_on(
-    apart: Apart, two_nodes: NetnsCluster
-) -> None:
+def test_rerun_uses_code_of_experiment(apart: Apart, two_nodes: NetnsCluster) -> None:
     head = apart(1)
     head.script("dice.py", "import os, sys, helper; print('it says', helper.WORD, *sys.argv[1:])")
     (head.directory / "helper.py").chmod(0o440)
@@ -179,7 +181,7 @@ if attempt == "1":
 """
 
 
-def test_what_a_node_has_by_hand_is_neither_run_nor_written(
+def test_files_placed_on_node_by_hand_are_neither_run_nor_written(
     apart: Apart, two_nodes: NetnsCluster, tmp_path: Path
 ) -> None:
     """Each node has an older clone at this path, installed editable, and states of an old run."""

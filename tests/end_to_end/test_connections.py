@@ -34,7 +34,7 @@ def cause_of(lines: list[str], address: str) -> str:
     return line
 
 
-def test_every_cause_in_one_table(
+def test_table_lists_every_cause_of_failure(
     netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
 ) -> None:
     cluster = netns_cluster(7)
@@ -60,7 +60,7 @@ def test_every_cause_in_one_table(
     assert not any(line.strip().startswith(addresses[0] + " ") for line in lines)
 
 
-def test_a_frozen_node_in_the_middle_of_the_login(
+def test_login_that_hangs_is_named(
     netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
 ) -> None:
     """The shell of the login never comes to our command: an rc file that waits."""
@@ -71,7 +71,7 @@ def test_a_frozen_node_in_the_middle_of_the_login(
     assert "login shell" in line
 
 
-def test_noise_of_banners_and_rc_files_is_harmless(two_nodes: Cluster, tmp_path: Path) -> None:
+def test_noise_of_login_is_harmless(two_nodes: Cluster, tmp_path: Path) -> None:
     head = Head(two_nodes, tmp_path)
     words = ["Welcome to {host}!", '{"id": 1, "ok": {}}', "orchestrator-", "no-python-here"]
     noise = "\n".join(words)
@@ -105,7 +105,9 @@ def test_unknown_hosts_are_recorded_once_or_refused(two_nodes: Cluster, tmp_path
     assert known.read_text() == first
 
 
-def test_through_a_jump_host(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
+def test_launch_works_through_jump_host(
+    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
+) -> None:
     cluster = netns_cluster(3)
     head = Head(cluster, tmp_path)
     own = tmp_path / "ssh_config"
@@ -124,7 +126,7 @@ def test_through_a_jump_host(netns_cluster: Callable[..., NetnsCluster], tmp_pat
     assert f"master {first}:" in both.text
 
 
-def test_by_a_connection_that_is_open_by_hand(two_nodes: Cluster, tmp_path: Path) -> None:
+def test_launch_uses_open_control_masters(two_nodes: Cluster, tmp_path: Path) -> None:
     """As where each login needs a second factor: no key is enough for any other."""
     head = Head(two_nodes, tmp_path)
     # Names of sockets are limited to 107 bytes.

@@ -12,7 +12,7 @@ for name in ("torch", "numpy", "orchestrator.engine"):
 """
 
 
-def test_the_core_plans_and_launches_without_torch_and_the_engine(head: Head) -> None:
+def test_core_launches_without_torch_and_engine(head: Head) -> None:
     place = head.directory / "neither"
     place.mkdir()
     (place / "sitecustomize.py").write_text(NEITHER)

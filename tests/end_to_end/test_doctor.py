@@ -66,7 +66,7 @@ def only(findings: list[dict[str, Any]], check: str, level: str, *nodes: str) ->
     return findings[0]
 
 
-def test_a_healthy_cluster_gives_no_alarm(ward: Head) -> None:
+def test_healthy_cluster_gives_no_finding(ward: Head) -> None:
     ward.node_list = ward.cluster.write_list(ward.cluster.addresses[:2])
     assert examine(ward, code=0) == []
     text = ward.command("orchestrator", "doctor", "--quick").ends()
@@ -74,7 +74,7 @@ def test_a_healthy_cluster_gives_no_alarm(ward: Head) -> None:
     assert ward.nothing_left()
 
 
-def test_another_torch_on_one_node(ward: Head, tmp_path: Path) -> None:
+def test_other_torch_version_on_one_node_is_found(ward: Head, tmp_path: Path) -> None:
     """A second environment has the real torch of another version. A launch also refuses it."""
     python = other_torch(tmp_path / "other", "2.12.1")
     one, two, three = ward.cluster.addresses
@@ -115,7 +115,7 @@ def other_torch(place: Path, version: str) -> Path:
 STUB = "from torch import version\nclass cuda:\n    is_available = staticmethod(bool)\n"
 
 
-def test_a_firewall_one_way_a_switch_that_takes_no_jumbo_frames_and_other_code(
+def test_firewall_mtu_and_other_code_are_found(
     ward: Head, cluster: NetnsCluster, tmp_path: Path
 ) -> None:
     """Node 2 may not call the master's port; all else is open. Nodes 0 and 1 send packets that the
@@ -153,7 +153,7 @@ def test_a_firewall_one_way_a_switch_that_takes_no_jumbo_frames_and_other_code(
     assert "sha256 of the program" in bad["code"]["what"]
 
 
-def test_the_machines_and_the_one_that_is_missing(ward: Head, cluster: NetnsCluster) -> None:
+def test_nodes_shows_machines_and_missing_one(ward: Head, cluster: NetnsCluster) -> None:
     three = cluster.addresses
     ward.node_list = cluster.write_list([*three, "10.77.77.99"])
     shown = ward.command("orchestrator", "nodes", "--json", "--connect-timeout", "3").ends(4)
@@ -177,7 +177,7 @@ sys.stdin.read()
 """
 
 
-def test_what_is_wrong_with_each_node(ward: Head, cluster: NetnsCluster, tmp_path: Path) -> None:
+def test_defects_of_each_node_are_found(ward: Head, cluster: NetnsCluster, tmp_path: Path) -> None:
     """Low memlock on node 1 says nothing where nothing pins memory; with GPUs, it would be fatal.
 
     Node 0 has a program at the master's port, node 1 small packets, node 2 full shared memory and
@@ -233,7 +233,7 @@ def test_what_is_wrong_with_each_node(ward: Head, cluster: NetnsCluster, tmp_pat
             cluster.exec(i, ["sh", "-c", "umount /sys/class || true"])
 
 
-def test_no_way_to_the_master(ward: Head, cluster: NetnsCluster) -> None:
+def test_unreachable_master_is_found(ward: Head, cluster: NetnsCluster) -> None:
     """The head reaches node 2 by an address of its own, which leads to none of the others."""
     alone = "ip address add 10.79.0.9/32 dev lo"
     route = "ip route replace unreachable " + cluster.addresses[0]
@@ -244,7 +244,7 @@ def test_no_way_to_the_master(ward: Head, cluster: NetnsCluster) -> None:
     only(findings, "net", "bad", cluster.addresses[0], cluster.addresses[2])
 
 
-def test_hosts_that_cannot_be_asked(ward: Head, cluster: NetnsCluster) -> None:
+def test_unreachable_hosts_are_reported(ward: Head, cluster: NetnsCluster) -> None:
     """One is down, one shows another key; the third is examined all the same."""
     _, two, three = cluster.addresses
     cluster.kill_sshd(1)
@@ -260,7 +260,7 @@ def test_hosts_that_cannot_be_asked(ward: Head, cluster: NetnsCluster) -> None:
         cluster.restore_host_key(2)
 
 
-def test_one_machine_under_two_names(ward: Head, cluster: NetnsCluster) -> None:
+def test_one_machine_under_two_names_is_found(ward: Head, cluster: NetnsCluster) -> None:
     one, two, _ = cluster.addresses
     other = two.rpartition(".")[0] + ".77"
     known = cluster.known_hosts.read_text()

@@ -32,7 +32,7 @@ def typed(head: Head, *words: str) -> str:
     return done.stdout
 
 
-def test_commands_work_on_a_head_without_what_linux_alone_has(head: Head) -> None:
+def test_commands_work_without_linux_only_calls(head: Head) -> None:
     (head.directory / "train.py").write_text("print('hello from a rank', flush=True)\n")
     assert typed(head, "main", "exec", "--", "echo", "there").count("there") == 2
     assert "done after" in typed(head, "master_launch", "--no-torchrun", "train.py")

@@ -73,7 +73,7 @@ def sleepers(cluster: Cluster) -> int:
     return found
 
 
-def test_a_failing_rank_ends_the_job_everywhere(head: Head) -> None:
+def test_failing_rank_ends_job_everywhere(head: Head) -> None:
     command = head.launch("--nproc", "2", head.script("fail.py", FAIL)).ends(1)
     # From the file: what a busy machine has not shown by then, a failure leaves out of the screen.
     (began,) = [line[5:] for line in head.log(1).decode().splitlines() if line.startswith("TIME ")]
@@ -94,13 +94,13 @@ def test_a_failing_rank_ends_the_job_everywhere(head: Head) -> None:
     assert head.nothing_left()
 
 
-def test_the_other_ranks_may_save_after_a_failure_on_all_hosts(head: Head) -> None:
+def test_other_ranks_save_after_failure(head: Head) -> None:
     head.launch("--no-torchrun", head.script("emergency.py", EMERGENCY)).ends(1)
     assert b"saved 0" in head.log(0) and head.record["verdict"]["rank"] == 1
     assert head.nothing_left()
 
 
-def test_ctrl_c_twice_kills(head: Head) -> None:
+def test_second_ctrl_c_kills(head: Head) -> None:
     script = head.script("save.py", SAVE)
     command = head.launch("--nnodes", "1", "--no-torchrun", script, "stubborn")
     command.wait_for("ready")
@@ -113,7 +113,7 @@ def test_ctrl_c_twice_kills(head: Head) -> None:
     assert head.nothing_left() and sleepers(head.cluster) == 0
 
 
-def test_ctrl_c_until_the_command_is_gone(head: Head) -> None:
+def test_repeated_ctrl_c_leaves_whole_record(head: Head) -> None:
     """Also while the result is written down: the record is whole and nothing is taken back."""
     script = head.script("save.py", SAVE)
     command = head.launch("--nnodes", "1", "--no-torchrun", script, "polite")
@@ -132,7 +132,7 @@ def test_ctrl_c_until_the_command_is_gone(head: Head) -> None:
     assert head.nothing_left()
 
 
-def test_torchrun_itself_fails(head: Head) -> None:
+def test_failing_torchrun_is_named(head: Head) -> None:
     """No rank ever runs: a module that torchrun needs is broken on one node."""
     (head.directory / "broken").mkdir()
     (head.directory / "broken" / "torch.py").write_text("raise ImportError('broken torch')\n")
@@ -187,7 +187,7 @@ def slow_python(directory: Path, reached: Path) -> Path:
     return python
 
 
-def test_a_stop_while_the_job_is_being_started(head: Head) -> None:
+def test_stop_during_start_ends_every_part(head: Head) -> None:
     """One node has started, the other has not got so far; both are proved, and the launch ends."""
     reached = head.directory / "reached"
     python = slow_python(head.directory, reached)
@@ -206,7 +206,7 @@ def test_a_stop_while_the_job_is_being_started(head: Head) -> None:
     assert "has ended already (stopped)" in again.text
 
 
-def test_a_node_that_is_lost_for_good(
+def test_node_lost_for_good_ends_job(
     netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
 ) -> None:
     cluster = netns_cluster(2)
@@ -225,7 +225,7 @@ def test_a_node_that_is_lost_for_good(
     assert head.nothing_left()
 
 
-def test_a_terminal_that_is_closed_leaves_the_job(head: Head) -> None:
+def test_closed_terminal_leaves_job(head: Head) -> None:
     """Also while the job is just being started: it has a head, which goes on in the background."""
     script = head.script("save.py", SAVE)
     command = head.launch("--nnodes", "1", "--no-torchrun", script, "polite")

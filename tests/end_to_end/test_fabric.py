@@ -15,7 +15,7 @@ from orchestrator.common.errors import UsageError
 from tests.conftest import Cluster as Hosts
 
 
-def test_run_put_get_on_two_nodes(two_nodes: Hosts, tmp_path: Path) -> None:
+def test_fabric_group_runs_on_two_nodes(two_nodes: Hosts, tmp_path: Path) -> None:
     cluster = Cluster(two_nodes.node_list, ssh_config=two_nodes.ssh_config)
     with cluster.fabric() as group:
         assert [type(connection) for connection in group] == [fabric.Connection] * 2
@@ -30,7 +30,7 @@ def test_run_put_get_on_two_nodes(two_nodes: Hosts, tmp_path: Path) -> None:
     assert not any(connection.is_connected for connection in group)
 
 
-def test_a_changed_host_key_is_refused(two_nodes: Hosts) -> None:
+def test_fabric_refuses_changed_host_key(two_nodes: Hosts) -> None:
     two_nodes.change_host_key(1)
     try:
         with pytest.raises(GroupException) as raised:
@@ -44,7 +44,7 @@ def test_a_changed_host_key_is_refused(two_nodes: Hosts) -> None:
     assert isinstance(error, paramiko.BadHostKeyException)
 
 
-def test_behind_a_jump_host(two_nodes: Hosts, tmp_path: Path) -> None:
+def test_fabric_works_behind_jump_host(two_nodes: Hosts, tmp_path: Path) -> None:
     first, second = two_nodes.addresses
     config = tmp_path / "config"
     config.write_text(f"Host {second}\n ProxyJump {first}\n{two_nodes.ssh_config.read_text()}")
@@ -56,7 +56,7 @@ def test_behind_a_jump_host(two_nodes: Hosts, tmp_path: Path) -> None:
         assert result.stdout.split()[0] == first and connection.gateway.host == first
 
 
-def test_a_host_that_only_ssh_reaches_is_refused(two_nodes: Hosts, tmp_path: Path) -> None:
+def test_fabric_refuses_host_that_needs_ssh(two_nodes: Hosts, tmp_path: Path) -> None:
     config = tmp_path / "config"
     proxy = "bash -c 'exec 3<>/dev/tcp/%h/%p; cat <&3 & exec cat >&3'"
     config.write_text(f"ProxyCommand {proxy}\n{two_nodes.ssh_config.read_text()}")

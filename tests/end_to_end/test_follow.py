@@ -55,7 +55,7 @@ def numbered(head: Head, node: int, rank: int) -> bool:
     return mine == expected and f"TOTAL {total}" in lines
 
 
-def test_a_link_that_is_cut_for_a_while(
+def test_short_cut_loses_no_output(
     netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
 ) -> None:
     cluster = netns_cluster(2)
@@ -77,7 +77,7 @@ def test_a_link_that_is_cut_for_a_while(
         assert same_bytes(head, node) and numbered(head, node, node)
 
 
-def test_a_killed_head_and_an_attach_that_goes_on(head: Head) -> None:
+def test_attach_continues_after_killed_head(head: Head) -> None:
     directory = str(head.directory)
     command = head.launch("--no-torchrun", head.script("count.py", COUNT), directory)
     command.wait_for(r"node1 rank1 \| line 20 ")
@@ -105,7 +105,7 @@ def test_a_killed_head_and_an_attach_that_goes_on(head: Head) -> None:
     head.command("orchestrator", "attach").ends()
 
 
-def test_detached_from_the_start_and_looked_at_from_anywhere(head: Head) -> None:
+def test_detached_job_is_visible_from_anywhere(head: Head) -> None:
     directory = str(head.directory)
     began = time.monotonic()
     words = ("--no-torchrun", head.script("count.py", COUNT), directory)
@@ -126,7 +126,7 @@ def test_detached_from_the_start_and_looked_at_from_anywhere(head: Head) -> None
     assert total in head.log(1).decode().splitlines()
 
 
-def test_the_key_that_leaves_it_running(head: Head) -> None:
+def test_key_d_detaches(head: Head) -> None:
     """On a real terminal progress bars move in place, and d detaches. A detached head is not lost,
     even if the loss of the head would end the job.
     """
@@ -166,7 +166,7 @@ def test_the_key_that_leaves_it_running(head: Head) -> None:
     head.command("orchestrator", "stop", "--now").ends()
 
 
-def test_much_output_does_not_grow_the_head(head: Head) -> None:
+def test_large_output_does_not_grow_head(head: Head) -> None:
     """More from one rank than the head may have; the head's memory is looked at while they come."""
     burst = (
         "import sys\n"
@@ -191,7 +191,7 @@ def test_much_output_does_not_grow_the_head(head: Head) -> None:
     assert same_bytes(head, 0)
 
 
-def test_a_reader_that_leaves_does_not_end_the_job(head: Head) -> None:
+def test_closed_pipe_does_not_end_job(head: Head) -> None:
     """master_launch ... | head -1"""
     words = [str(BIN / "master_launch"), "--nodes", str(head.node_list), "--nnodes", "1"]
     words += [
@@ -224,7 +224,7 @@ def small(head: Head) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_full_disk_here_makes_the_logs_wait(head: Head, small: Path) -> None:
+def test_full_disk_on_head_delays_logs(head: Head, small: Path) -> None:
     """The job goes on, and every byte comes home once there is room again."""
     burst = "print('y' * 99)\n"
     text = f"for _ in range(30_000):\n    {burst}"
@@ -240,7 +240,7 @@ def test_a_full_disk_here_makes_the_logs_wait(head: Head, small: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
-def test_a_disk_that_is_full_already_starts_nothing(head: Head, small: Path) -> None:
+def test_full_disk_on_head_prevents_start(head: Head, small: Path) -> None:
     with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as file:
         while file.write(bytes(1 << 12)):
             pass

@@ -77,7 +77,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_of_somebody_else(head: Head, python: str, name: str) -> None:
+def test_program_of_framework_runs(head: Head, python: str, name: str) -> None:
     """Its ranks are one group: what they average is the same on both, and they count two."""
     source, args = PROGRAMS[name]
     words = [head.script("program.py", source), *args]

@@ -20,7 +20,7 @@ while not work.is_completed():
 """
 
 
-def test_who_keeps_the_others_waiting(head: Head) -> None:
+def test_hang_names_rank_that_others_wait_for(head: Head) -> None:
     words = r"it never entered all_reduce #1; it is in \S+/hangs.py:5 <module>\(\)"
     script = head.script("hangs.py", SPINNING)
     command = head.launch("--nnodes", "1", "--nproc", "2", "--hang-timeout", "2", script)
@@ -33,7 +33,7 @@ def test_who_keeps_the_others_waiting(head: Head) -> None:
     assert head.nothing_left()
 
 
-def test_the_engine_tells_its_steps_and_its_hangs(head: Head) -> None:
+def test_engine_hang_is_found_and_slow_steps_are_not(head: Head) -> None:
     """Silence is no hang where steps go on; a dataset that blocks on one rank is."""
     (head.directory / "slow.py").write_text(
         "import os, time\nfrom torch.utils.data import Dataset\n"
@@ -73,7 +73,7 @@ time.sleep(60)
 """
 
 
-def test_computing_in_silence_is_no_hang(head: Head) -> None:
+def test_silent_computation_is_no_hang(head: Head) -> None:
     options = ["--nnodes", "1", "--no-torchrun", "--hang-timeout", "1"]
     command = head.launch(*options, head.script("silent.py", SILENT)).ends(1)
     before, _, after = command.text.partition("computed")
@@ -94,7 +94,9 @@ def walled(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> Head:
     return Head(cluster, tmp_path)
 
 
-def test_ranks_that_never_start(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
+def test_ranks_that_never_start_are_reported(
+    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
+) -> None:
     head = walled(netns_cluster, tmp_path)
     head.launch("--hang-timeout", "4", head.script("x.py", "print('never')")).ends(1)
     verdict = head.record["verdict"]

@@ -40,7 +40,7 @@ def told(head: Head) -> dict[str, object]:
     return found
 
 
-def test_ranks_find_each_other_and_the_logs_come_home(head: Head) -> None:
+def test_ranks_meet_and_logs_are_fetched(head: Head) -> None:
     """Also where nodes have different numbers of ranks."""
     first, second = head.cluster.addresses
     head.node_list = head.cluster.write_list([f"{first} slots=1", f"{second} slots=3"])
@@ -62,7 +62,9 @@ def test_ranks_find_each_other_and_the_logs_come_home(head: Head) -> None:
     assert moments == sorted(moments)
 
 
-def test_hosts_without_ipv4(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
+def test_launch_works_with_ipv6_alone(
+    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
+) -> None:
     """Ranks, supervisors and heads meet by IPv6, in each spelling of an address."""
     head = Head(netns_cluster(2, ipv6=True), tmp_path)
     first, second = head.cluster.addresses
@@ -84,7 +86,7 @@ def test_hosts_without_ipv4(netns_cluster: Callable[..., NetnsCluster], tmp_path
     assert head.nothing_left()
 
 
-def test_a_program_is_given_its_arguments_and_environment(head: Head) -> None:
+def test_program_receives_arguments_and_environment(head: Head) -> None:
     """Arguments byte for byte. computed < config < hook < --env, and who a node is stays."""
     config = head.directory / "c.yaml"
     config.write_text("nccl: {NCCL_DEBUG: WARN}\nenv: {A: config, B: config, C: config}\n")
@@ -111,7 +113,7 @@ def test_a_program_is_given_its_arguments_and_environment(head: Head) -> None:
     assert env["NCCL_SOCKET_IFNAME"] == "=" + env["GLOO_SOCKET_IFNAME"]
 
 
-def test_the_record_of_a_job_and_a_secret_that_is_in_none_of_it(head: Head) -> None:
+def test_record_contains_no_secret(head: Head) -> None:
     """It is in no file of the head, in no dry run, and on the node in the spec alone."""
     (head.directory / "c.yaml").write_text("env: {COPY: see-hunter2-here}\n")
     (head.directory / "f.env").write_text("A=file\nB=file\n")
@@ -152,7 +154,7 @@ def test_the_record_of_a_job_and_a_secret_that_is_in_none_of_it(head: Head) -> N
     assert "launch:" in (experiment / "config.yaml").read_text()
 
 
-def test_an_environment_and_a_container_around_a_node(head: Head) -> None:
+def test_environment_and_container_surround_job(head: Head) -> None:
     """The ranks have the activated environment, and the job's directories lie inside of it."""
     inside = head.directory / "inside"
     inside.mkdir(mode=0o700)
@@ -178,7 +180,7 @@ def test_an_environment_and_a_container_around_a_node(head: Head) -> None:
     assert not run.exists()
 
 
-def test_a_hook_that_fails_starts_nothing(head: Head) -> None:
+def test_failing_hook_prevents_start(head: Head) -> None:
     hook = head.directory / "hook.sh"
     hook.write_text("echo no such module >&2\nreturn 3\n")
     command = head.launch("--hook", str(hook), head.script("tell.py", TELL)).ends(3)
@@ -186,7 +188,7 @@ def test_a_hook_that_fails_starts_nothing(head: Head) -> None:
     assert not head.experiments
 
 
-def test_if_one_node_cannot_start_the_others_are_ended_again(head: Head) -> None:
+def test_failed_start_on_one_node_ends_others(head: Head) -> None:
     hook = head.directory / "hook.sh"
     hook.write_text(
         'runs="${ORCHESTRATOR_HOME:-$HOME/.orchestrator}/runs"\n'
@@ -227,7 +229,7 @@ if os.environ["ORCHESTRATOR_ATTEMPT"] == "1":
 """
 
 
-def test_a_program_that_starts_its_ranks_by_itself(head: Head) -> None:
+def test_program_with_own_launcher_runs_and_restarts(head: Head) -> None:
     """With what srun would set besides; also in the attempt after a failure."""
     words = ["--no-torchrun", "--set", "launch.rank_env=slurm", "--max-restarts", "1"]
     command = head.run(*words, head.script("own.py", OWN_RANKS))

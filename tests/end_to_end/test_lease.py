@@ -68,7 +68,7 @@ def killed(command: Command) -> None:
     command.finish()
 
 
-def test_a_failure_ends_the_job_everywhere_without_a_head(head: Head) -> None:
+def test_failure_ends_job_without_head(head: Head) -> None:
     killed(launch(head))
     assert head.left(0) and head.left(1)
     (head.directory / "fail").touch()
@@ -81,7 +81,7 @@ def test_a_failure_ends_the_job_everywhere_without_a_head(head: Head) -> None:
     assert "ValueError: it was told to" in attached.text
 
 
-def test_a_supervisor_that_is_killed_ends_the_job_everywhere_without_a_head(head: Head) -> None:
+def test_killed_supervisor_ends_job_without_head(head: Head) -> None:
     killed(launch(head))
     head.cluster.kill(1, events(head, 1, "started")[0]["supervisor"])
     # This must not take as long as the lease of 60 s.
@@ -93,7 +93,7 @@ def test_a_supervisor_that_is_killed_ends_the_job_everywhere_without_a_head(head
     assert not head.left(1), "what it left is ended"
 
 
-def test_a_cut_shorter_than_the_lease_does_no_harm_and_a_longer_one_ends_the_job(
+def test_cut_beyond_lease_ends_job_and_shorter_one_does_not(
     lonely: Head,
 ) -> None:
     killed(launch(lonely, "--node-loss-timeout", "6"))
@@ -132,7 +132,7 @@ while not os.path.exists(sys.argv[1] + "/end"):
 """
 
 
-def test_a_head_takes_over_from_another(head: Head) -> None:
+def test_attach_steal_takes_over_job(head: Head) -> None:
     script = head.script("lines.py", LINES)
     first = head.launch("--nnodes", "1", "--no-torchrun", script, str(head.directory))
     first.wait_for("node0 rank0 . line 5")
@@ -156,7 +156,7 @@ def test_a_head_takes_over_from_another(head: Head) -> None:
 # -- the supervisors' port ---------------------------------------------------------------------
 
 
-def test_a_firewall_between_the_supervisors(lonely: Head) -> None:
+def test_firewall_between_supervisors_is_reported_and_job_runs(lonely: Head) -> None:
     """The job runs as if there were no lease, and one line says so, and what else it means."""
     cluster = lonely.cluster
     assert isinstance(cluster, NetnsCluster)

@@ -25,7 +25,7 @@ WHOLE = Trained(
 )
 
 
-def test_a_killed_rank_a_killed_head_and_a_node_cut_off_leave_no_trace(
+def test_killed_rank_head_and_node_leave_no_trace(
     netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
 ) -> None:
     """A spare takes the place of the master's node, and ranks and supervisors meet there."""
@@ -58,7 +58,7 @@ def test_a_killed_rank_a_killed_head_and_a_node_cut_off_leave_no_trace(
         (replace(WHOLE, weights=("a", "b", "c", "e")), "weights"),
     ],
 )
-def test_every_trace_is_seen(broken: Trained, what: str) -> None:
+def test_compare_detects_every_trace(broken: Trained, what: str) -> None:
     compare(WHOLE, WHOLE, STEPS)
     with pytest.raises(Seam, match=what):
         compare(broken, WHOLE, STEPS)

@@ -50,7 +50,7 @@ def apart(netns_cluster: Any, tmp_path: Path) -> Head:
     return Head(netns_cluster(2, tmpfs=[str(tmp_path)]), tmp_path)
 
 
-def test_metrics_come_home_and_traces_and_checkpoints_when_they_are_asked_for(
+def test_metrics_traces_and_checkpoints_are_fetched(
     apart: Head,
 ) -> None:
     """All ranks trace the same steps, their traces are fetched, and the job continues."""
@@ -109,7 +109,7 @@ open(os.path.expanduser("~/best.pt"), "w").close()
 """
 
 
-def test_any_program_may_leave_files(apart: Head) -> None:
+def test_files_of_any_program_are_fetched(apart: Head) -> None:
     for node in range(2):
         text = f"cat > {apart.directory}/leaves.py <<'EOF'\n{PROGRAM}\nEOF\n"
         apart.cluster.exec(node, ["sh", "-c", text])
@@ -157,7 +157,7 @@ for step in (1, 2, 3):
 """
 
 
-def test_metrics_grow_here_while_the_job_runs(apart: Head) -> None:
+def test_metrics_grow_while_job_runs(apart: Head) -> None:
     """A new head continues them; a name that two nodes use stays the first one's. A script without
     the Trainer, as this one, has no step to profile and is told how to trace itself."""
     for node in range(2):
@@ -199,7 +199,7 @@ def test_metrics_grow_here_while_the_job_runs(apart: Head) -> None:
     assert len({json.loads(line)["rank"] for line in shared}) == 1
 
 
-def test_the_steps_that_a_program_prints_are_in_its_report(head: Head) -> None:
+def test_printed_steps_are_in_report(head: Head) -> None:
     """A line that is printed at the very end is also read."""
     script = head.script(
         "prints.py", "for step in range(1, 6): print(f'step {step}/5 loss {1 / step:.3f}')"

@@ -31,7 +31,7 @@ def rows(text: str) -> dict[str, list[str]]:
     return found
 
 
-def test_every_setting_has_its_reason(head: Head) -> None:
+def test_plan_why_gives_reason_for_every_setting(head: Head) -> None:
     text = explain(head, head.script("show.py", SHOW))
     assert text.startswith("2 nodes, 2 ranks, fork start, master ")
     table = rows(text)
@@ -42,7 +42,7 @@ def test_every_setting_has_its_reason(head: Head) -> None:
     assert second.startswith("1 =") and "computed it leads to the master" in second
 
 
-def test_without_why_it_is_the_dry_run(head: Head) -> None:
+def test_plan_without_why_is_dry_run(head: Head) -> None:
     name = head.script("show.py", SHOW)
     plan = head.command("orchestrator", "plan", "--json", "--nproc", "2", name, "a b").ends()
     found = json.loads(plan.text)
@@ -55,7 +55,7 @@ def test_without_why_it_is_the_dry_run(head: Head) -> None:
     assert plain.text.startswith("# 2 nodes, 2 ranks")
 
 
-def test_what_is_yours_is_shown_as_yours(head: Head) -> None:
+def test_plan_marks_settings_of_user(head: Head) -> None:
     """ifname= in the list, the config, the hook, --env: each wins over what is before it."""
     first, second = head.cluster.addresses
     interface = rows(explain(head, head.script("show.py", SHOW)))["GLOO_SOCKET_IFNAME"][1].split()[

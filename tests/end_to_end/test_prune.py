@@ -68,7 +68,7 @@ def jobs_like(over: Path, head: Head, *letters: str) -> list[str]:
     return found
 
 
-def test_here_and_on_the_nodes(head: Head, over: Path) -> None:
+def test_prune_removes_experiments_and_node_directories(head: Head, over: Path) -> None:
     one, two, three = jobs_like(over, head, "a", "b", "c")
     for node in (0, 1):
         assert {one, two, three} <= runs(head, node)
@@ -93,7 +93,7 @@ def test_here_and_on_the_nodes(head: Head, over: Path) -> None:
     assert names(head) == [] and three not in runs(head, 1)
 
 
-def test_what_runs_is_never_removed(head: Head) -> None:
+def test_prune_never_removes_running_job(head: Head) -> None:
     """Nor a copy of its record, nor while it is not followed, nor what it has on its nodes."""
     head.run("--no-torchrun", "--detach", head.script("wait.py", WAIT))
     head.end_background()
@@ -129,9 +129,7 @@ def test_what_runs_is_never_removed(head: Head) -> None:
     assert not [name for node in (0, 1) for name in runs(head, node) if running in name]
 
 
-def test_a_copy_goes_and_the_original_keeps_what_it_has_on_the_nodes(
-    head: Head, over: Path
-) -> None:
+def test_prune_of_copy_keeps_node_directories(head: Head, over: Path) -> None:
     (original,) = jobs_like(over, head, "a")
     shutil.copytree(head.experiment, head.experiment.with_name("copy_20250101_000000"))
     code, text = prune(head, "--keep", "1", "--yes", "--on-nodes")
@@ -140,7 +138,7 @@ def test_a_copy_goes_and_the_original_keeps_what_it_has_on_the_nodes(
     assert original in runs(head, 0) and original in runs(head, 1)
 
 
-def test_symlinks_on_a_node(head: Head, over: Path) -> None:
+def test_prune_follows_no_symlink_on_node(head: Head, over: Path) -> None:
     one, two = jobs_like(over, head, "a", "b")
     home = head.cluster.home(0)
     precious = home / "precious"

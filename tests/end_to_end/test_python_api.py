@@ -60,7 +60,7 @@ def waits() -> bool:
     return frame is not None
 
 
-def test_a_job_from_start_to_end(
+def test_job_runs_from_start_to_end(
     cluster: Cluster, head: Head, capfd: pytest.CaptureFixture[str]
 ) -> None:
     handlers = [signal.getsignal(number) for number in range(1, 32)]
@@ -91,7 +91,7 @@ def test_a_job_from_start_to_end(
     assert capfd.readouterr() == ("", "")
 
 
-def test_the_verdict_of_a_failing_job(cluster: Cluster, head: Head) -> None:
+def test_failing_job_has_verdict(cluster: Cluster, head: Head) -> None:
     """The background head determines it, and a later attach reports it."""
     head.script("fail.py", FAILS)
     job = cluster.launch("fail.py")
@@ -108,7 +108,7 @@ def test_the_verdict_of_a_failing_job(cluster: Cluster, head: Head) -> None:
     assert "the cause: rank 1 on node 1" in attached.text
 
 
-def test_results_come_by_rank(cluster: Cluster) -> None:
+def test_run_returns_results_by_rank(cluster: Cluster) -> None:
     import operator
 
     offset = 10  # a closure
@@ -128,14 +128,14 @@ def test_results_come_by_rank(cluster: Cluster) -> None:
     assert job.name.startswith("work_") and job.results() == four.attach(job.name).results()
 
 
-def test_what_cannot_travel_starts_nothing(cluster: Cluster) -> None:
+def test_unpicklable_function_starts_nothing(cluster: Cluster) -> None:
     lock = threading.Lock()
     with pytest.raises(UsageError, match=r"cannot be sent to the nodes: .*lock"):
         cluster.run(lambda: lock)
     assert cluster.jobs() == []
 
 
-def test_a_function_that_hangs(cluster: Cluster, head: Head) -> None:
+def test_hanging_function_times_out_and_stops(cluster: Cluster, head: Head) -> None:
     def hangs() -> None:
         def save(*_: object) -> None:
             print("saved", flush=True)
@@ -166,7 +166,7 @@ def test_a_function_that_hangs(cluster: Cluster, head: Head) -> None:
 # -- interrupts and deaths ------------------------------------------------------------------------
 
 
-def test_ctrl_c_while_it_starts_leaves_nothing(cluster: Cluster, head: Head) -> None:
+def test_ctrl_c_during_start_leaves_nothing(cluster: Cluster, head: Head) -> None:
     """A hook that runs on the nodes ends by itself, and no rank starts after it."""
     head.script("sleeps.py", SLEEPS)
     asked = head.directory / "asked"
@@ -178,9 +178,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing(cluster: Cluster, head: Head) -> 
     assert head.nothing_left()
 
 
-def test_ctrl_c_between_the_start_and_the_answer_stops_what_has_started(
-    cluster: Cluster, head: Head
-) -> None:
+def test_ctrl_c_after_start_stops_job(cluster: Cluster, head: Head) -> None:
     head.script("sleeps.py", SLEEPS)
     with pytest.raises(KeyboardInterrupt), cluster:
         interrupt_when(lambda: any(head.left(node) for node in (0, 1)))
@@ -198,7 +196,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_killed_program_and_a_killed_head_are_no_end(cluster: Cluster, head: Head) -> None:
+def test_job_survives_killed_program_and_head(cluster: Cluster, head: Head) -> None:
     head.script("sleeps.py", SLEEPS)
     words = [str(head.node_list), str(head.cluster.ssh_config)]
     done = subprocess.run([sys.executable, "-c", KILLED, *words], cwd=head.directory, check=False)
@@ -226,7 +224,7 @@ def test_a_killed_program_and_a_killed_head_are_no_end(cluster: Cluster, head: H
 # -- what is wrong is said by type ----------------------------------------------------------------
 
 
-def test_errors_have_their_types(cluster: Cluster, head: Head) -> None:
+def test_errors_have_documented_types(cluster: Cluster, head: Head) -> None:
     with pytest.raises(CheckFailed, match=r"script not found: .*nowhere\.py"):
         cluster.launch("nowhere.py")
     with pytest.raises(UsageError, match=r"launch\.nproc"):
@@ -251,7 +249,7 @@ PROGRAMS = {
 }
 
 
-def test_the_page_does_as_it_says(head: Head) -> None:
+def test_documented_programs_run(head: Head) -> None:
     for name, text in PROGRAMS.items():
         head.script(name, text)
     known = f'"{head.node_list}", ssh_config="{head.cluster.ssh_config}"'
@@ -296,7 +294,7 @@ WRONG = {
 }
 
 
-def test_it_is_typed(tmp_path: Path) -> None:
+def test_public_api_is_typed(tmp_path: Path) -> None:
     """mypy --strict, as pyproject.toml has it, on what a user writes."""
     mine = tmp_path / "mine.py"
     mine.write_text(TYPED + "\n".join(WRONG) + "\n")

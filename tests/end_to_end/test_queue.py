@@ -67,7 +67,7 @@ def line(head: Head) -> Iterator[Line]:
             command.finish()
 
 
-def test_one_has_the_hosts_one_is_refused_and_two_wait_their_turn(line: Line) -> None:
+def test_queue_grants_hosts_in_order(line: Line) -> None:
     """A head that is killed leaves the queue, and its job keeps the hosts."""
     first = line.launch("first", "--claim", "all")
     first.wait_for("running")
@@ -137,7 +137,7 @@ def gpus(line: Line, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 SEEN = UNTIL.replace('print("running"', 'print("sees", os.environ.get("CUDA_VISIBLE_DEVICES")')
 
 
-def test_two_jobs_share_the_gpus_of_both_hosts(line: Line, gpus: None) -> None:
+def test_two_jobs_share_gpus_of_hosts(line: Line, gpus: None) -> None:
     line.script = line.head.script("seen.py", SEEN)
     first = line.launch("first", "--gpus", "1")
     first.wait_for_all(r"orchestrator: GPU 0 of 4 on ", "is not known: nvidia-smi is not installed")
@@ -156,6 +156,6 @@ def test_two_jobs_share_the_gpus_of_both_hosts(line: Line, gpus: None) -> None:
         line.end(command)
 
 
-def test_an_option_that_does_nothing_is_refused(line: Line) -> None:
+def test_queue_without_claim_is_refused(line: Line) -> None:
     command = line.launch("wrong", "--queue", "--claim", "none").ends(2)
     assert "--queue waits for GPUs to hold" in command.text

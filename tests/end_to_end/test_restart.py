@@ -42,7 +42,7 @@ def resume_dirs(head: Head) -> list[str]:
     return [line for i in (0, 1) for line in head.cluster.exec(i, words).split()]
 
 
-def test_any_program_is_told_which_attempt_it_is_and_may_refuse_another(head: Head) -> None:
+def test_program_knows_attempt_and_may_refuse_restart(head: Head) -> None:
     script = head.script("program.py", PROGRAM)
     told = head.directory / "told"
     words = ["--max-restarts", "9", "--notify", f"cat >> {told}; sleep 0.1"]
@@ -100,7 +100,7 @@ time.sleep(1000)
 """
 
 
-def test_all_nodes_find_what_rank_0_alone_has_saved(apart: Head) -> None:
+def test_files_of_rank_0_reach_all_nodes(apart: Head) -> None:
     """A stop ends the job, though it was started again, and the files come home."""
     script = apart.script("saves.py", SAVES_ON_RANK_0)
     command = apart.launch("--no-torchrun", "--max-restarts", "3", script)

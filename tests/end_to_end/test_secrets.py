@@ -37,7 +37,7 @@ def holding(places: list[Path], secrets: dict[str, str]) -> list[str]:
     return found
 
 
-def test_it_is_nowhere(head: Head) -> None:
+def test_secret_is_in_no_file_or_command_line(head: Head) -> None:
     (head.directory / "f.env").write_text(f"HUB_TOKEN={HUB}\n")
     program = head.script("program.py", PROGRAM)
     given = {"API": API, "MY_KEY": KEY, "TYPED": TYPED}

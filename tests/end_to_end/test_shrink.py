@@ -112,9 +112,7 @@ def train_beside(place: Path) -> None:
     train.main()
 
 
-def test_the_next_attempt_takes_back_a_node_that_was_lost(
-    netns_cluster: Any, tmp_path: Path
-) -> None:
+def test_next_attempt_takes_back_lost_node(netns_cluster: Any, tmp_path: Path) -> None:
     """A step keeps its samples on two ranks, on one, and on two again."""
     head = Head(netns_cluster(2), tmp_path)
     head.script("own_data.py", DATA)

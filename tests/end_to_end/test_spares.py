@@ -38,7 +38,7 @@ def someone(four_nodes: NetnsCluster, tmp_path: Path, monkeypatch: pytest.Monkey
     return head
 
 
-def test_a_master_that_is_gone(someone: Head, four_nodes: NetnsCluster) -> None:
+def test_spare_replaces_lost_master(someone: Head, four_nodes: NetnsCluster) -> None:
     """The next node is the master then: it is asked for ports, the others for a way to it."""
     first, second, third, _ = four_nodes.addresses
     lines = [second, third, f"{first} spare"]

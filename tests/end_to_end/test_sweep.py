@@ -73,7 +73,7 @@ def sweeps(head: Head) -> Iterator[Sweeps]:
             command.finish()
 
 
-def test_values_of_any_kind_reach_the_program_and_the_result_is_json(sweeps: Sweeps) -> None:
+def test_values_reach_program_and_result_is_json(sweeps: Sweeps) -> None:
     sweeps.end()
     odd = json.dumps(["-1", "a b'\"$c,9"])
     options = ("--json", "--metric", "acc", "--set", "launch.note=odd", "--tag", "mine")
@@ -103,7 +103,7 @@ def test_values_of_any_kind_reach_the_program_and_the_result_is_json(sweeps: Swe
     assert sweeps.starts()['[["a b\'\\"$c,9", "--fail=0"], null]'] == 2
 
 
-def test_members_that_run_go_on_without_their_head_and_stop_ends_them(sweeps: Sweeps) -> None:
+def test_members_survive_killed_head_and_stop_ends_them(sweeps: Sweeps) -> None:
     first = sweeps.sweep("--as", "env", "--grid", "INDEX=0..5", "--", "notes.py", "x")
     sweeps.until(lambda: len(sweeps.starts()) == 2)
     # Two more wait in the queue.
@@ -125,6 +125,6 @@ def test_ctrl_c_ends_all_members(sweeps: Sweeps) -> None:
     assert {event.get("state") for event in sweeps.journal()} == {"not over", "interrupted"}
 
 
-def test_a_sweep_stays_with_its_terminal(sweeps: Sweeps) -> None:
+def test_sweep_refuses_detach(sweeps: Sweeps) -> None:
     refused = sweeps.sweep("--detach", "--grid", "x=0", "--", "notes.py").ends(2)
     assert "tmux or nohup keep a sweep" in refused.text

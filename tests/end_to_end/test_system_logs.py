@@ -28,7 +28,7 @@ def found_in_order(text: str, words: tuple[str, ...]) -> list[str]:
     return []
 
 
-def test_a_job_keeps_what_its_head_did_and_its_nodes_did(head: Head) -> None:
+def test_head_and_node_logs_record_stages(head: Head) -> None:
     name = head.script("wait.py", PROGRAM)
     words = ["--no-torchrun", "--secret", "API_KEY", name]
     launched = head.run("-v", *words, API_KEY=SECRET)
@@ -65,7 +65,7 @@ def test_a_job_keeps_what_its_head_did_and_its_nodes_did(head: Head) -> None:
     assert path.read_text() == text
 
 
-def test_a_stop_is_in_the_log_of_the_job_and_so_is_another_head(head: Head) -> None:
+def test_stop_and_second_head_are_logged(head: Head) -> None:
     name = head.script("wait.py", f"{PROGRAM}import time\ntime.sleep(1000)\n")
     head.run("--no-torchrun", "--nnodes", "1", "--detach", name)
     log = head.experiment / "logs" / "head.log"

@@ -84,7 +84,7 @@ dist.all_reduce(torch.ones(1))
 
 
 @pytest.mark.parametrize("planted", TABLE.values(), ids=TABLE)
-def test_the_cause_is_named(head: Head, planted: Planted) -> None:
+def test_verdict_names_planted_cause(head: Head, planted: Planted) -> None:
     script = head.script("train.py", BEGIN + planted.text)
     ranks = ("--nnodes", str(planted.nodes), "--nproc", str(2 // planted.nodes))
     command = head.launch(*ranks, script).ends(1)
@@ -140,7 +140,7 @@ else:
 """
 
 
-def test_clocks_that_disagree(head: Head) -> None:
+def test_skewed_clock_does_not_change_cause(head: Head) -> None:
     """Node 1 lives in another hour. One rank fails 0.2 s before the other, and is heard of last."""
     wrapper, python = head.directory / "python", head.directory / "skewed.py"
     python.write_text(SKEWED.format(shift=3600, wrapper=str(wrapper)))
@@ -211,7 +211,7 @@ def is_out_of_memory(head: Head, command: Command) -> None:
     assert head.nothing_left()
 
 
-def test_the_kernels_out_of_memory_killer(head: Head) -> None:
+def test_kernel_oom_kill_is_named(head: Head) -> None:
     with control_group() as group:
         if group is None:
             # The next test covers this with a counter of our own.
@@ -224,7 +224,7 @@ def test_the_kernels_out_of_memory_killer(head: Head) -> None:
         is_out_of_memory(head, command)
 
 
-def test_a_home_that_is_full(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
+def test_full_home_is_named(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
     """Failures to write there are reported, and no new job can be started."""
     home = Path.home()
     cluster = netns_cluster(1, tmpfs=[home], tmpfs_size="16m")
@@ -258,7 +258,7 @@ with open("{home}/weights", "wb", buffering=0) as file:
     assert attached.lines[-1] == f"orchestrator: what to do: {verdict['fix']}"
 
 
-def test_a_cut_between_the_ranks_alone(
+def test_cut_between_ranks_alone_is_named(
     netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
 ) -> None:
     """Both nodes answer the head; what the ranks say of each other is all there is."""

@@ -25,7 +25,7 @@ def kept(head: Head) -> dict[str, Any]:
     return found
 
 
-def test_two_healthy_nodes(head: Head) -> None:
+def test_verify_passes_healthy_nodes(head: Head) -> None:
     words = ["verify", "--nodes", str(head.node_list), "--ssh-config", str(head.cluster.ssh_config)]
     done = subprocess.run(
         [str(BIN / "orchestrator"), *words, "--nproc", "1", "--json", *SHORT],
@@ -51,7 +51,7 @@ def test_two_healthy_nodes(head: Head) -> None:
     assert head.nothing_left()
 
 
-def test_a_slow_node_is_named_and_no_other(netns_cluster: Any, tmp_path: Path) -> None:
+def test_verify_names_slow_node_alone(netns_cluster: Any, tmp_path: Path) -> None:
     head = Head(netns_cluster(3), tmp_path)
     # The pair without it is measured first: a slow one may take all the time there is.
     head.cluster.slow(0, "20mbit")  # type: ignore[attr-defined]
@@ -93,7 +93,7 @@ sys.meta_path.insert(0, Spoiler())
 """
 
 
-def test_a_wrong_result_is_told_and_fails(head: Head) -> None:
+def test_verify_fails_on_wrong_result(head: Head) -> None:
     place = head.directory / "spoiled"
     place.mkdir()
     (place / "sitecustomize.py").write_text(SPOIL)
@@ -119,7 +119,7 @@ def test_a_wrong_result_is_told_and_fails(head: Head) -> None:
         (["--backend", "ncll"], "'ncll' is not one of 'nccl', 'gloo'"),
     ],
 )
-def test_what_cannot_be_meant(tmp_path: Path, words: list[str], expected: str) -> None:
+def test_verify_refuses_invalid_options(tmp_path: Path, words: list[str], expected: str) -> None:
     """Before any node is asked."""
     (tmp_path / "node_ip_list.txt").write_text("127.0.0.1:1\n")
     command = Command([str(BIN / "orchestrator"), "verify", *words], tmp_path, {}).ends(2)

@@ -10,7 +10,7 @@ from tests.launching import PATIENCE, Head
 WAIT = "import time; print('waiting', flush=True); time.sleep(1000)"
 
 
-def test_a_job_of_a_version_that_is_not_understood(head: Head) -> None:
+def test_job_of_incompatible_version_is_refused(head: Head) -> None:
     words = ["--nnodes", "1", "--no-torchrun", "--detach"]
     head.run(*words, head.script("wait.py", WAIT))
     spec = head.node_file(0, "spec.json")

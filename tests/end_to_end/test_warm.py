@@ -54,7 +54,7 @@ def wait_until_ready(head: Head) -> dict[str, Any]:
         assert time.monotonic() < deadline, nodes
 
 
-def test_from_cold_to_warm_and_off(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_start_from_cold_to_off(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(head.directory / "home"))
     script = head.script("program.py", PROGRAM)
     cold = head.launch(*INSIDE, "--warm", "--env", "JOBS_OWN=1", script)

@@ -28,7 +28,7 @@ def typed(head: Head, *words: str) -> Command:
 
 
 @pytest.mark.cluster
-def test_ctrl_c_saves_and_a_resume_goes_on_from_there(head: Head) -> None:
+def test_ctrl_c_saves_and_resume_continues(head: Head) -> None:
     """Asked to stop, all ranks end after one step; the next launch begins with the one after, and
     the commands for checkpoints find what was saved."""
     endless = ["--nproc", "1", "--set", "training.max_steps=100000"]
@@ -65,7 +65,7 @@ def test_ctrl_c_saves_and_a_resume_goes_on_from_there(head: Head) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ranking.yaml", "demo.yaml"])
-def test_the_configs_that_come_with_it_run(tmp_path: Path, name: str) -> None:
+def test_shipped_configs_run(tmp_path: Path, name: str) -> None:
     config = yaml.safe_load((ROOT / "config" / name).read_text())
     config["training"]["max_steps"] = 3
     job = Job(str(tmp_path), [1, 1], {**config, "logging": {"interval": 1}})
@@ -73,7 +73,7 @@ def test_the_configs_that_come_with_it_run(tmp_path: Path, name: str) -> None:
     assert "step 3/3" in job.output()
 
 
-def test_by_hand_it_reads_a_yaml_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_config_reads_yaml_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "c.yaml"
     file.write_text("training: {max_steps: 7}\n")
     monkeypatch.delenv("ORCHESTRATOR_RUN", raising=False)
@@ -85,7 +85,7 @@ def test_by_hand_it_reads_a_yaml_file(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.cluster
-def test_the_examples_of_the_trainer_run_alone_and_on_two_nodes(head: Head) -> None:
+def test_documented_trainer_examples_run(head: Head) -> None:
     text = (ROOT / "docs/trainer.md").read_text(encoding="utf-8")
     example, gan, helpers = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     head.script("train.py", f"{example}\n{gan}\nloss = torch.tensor(2.0)\n{helpers}")

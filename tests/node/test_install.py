@@ -110,7 +110,7 @@ def modes(path: Path) -> set[int]:
 
 
 @pytest.mark.parametrize("umask", ["000", "002", "777"])
-def test_nothing_of_it_is_for_others_whatever_the_umask(node: Node, umask: str) -> None:
+def test_library_is_private_under_any_umask(node: Node, umask: str) -> None:
     channel = node.session(f"umask {umask}")
     assert modes(node.home / ".orchestrator") == {0o700, 0o600}
     # What a hook writes is the user's own, and so is what the ranks write.
@@ -118,7 +118,7 @@ def test_nothing_of_it_is_for_others_whatever_the_umask(node: Node, umask: str) 
     assert hooked.env["SEEN"] == f"0{umask}"
 
 
-def test_it_is_sent_only_to_a_node_that_lacks_it(node: Node) -> None:
+def test_library_is_sent_once(node: Node) -> None:
     """0.4 MB for each command to each of 64 nodes is ten seconds of a slow line from the head."""
     whole = len(packed_library())
     first, second = node.session().channel, node.session().channel
@@ -132,7 +132,7 @@ def test_it_is_sent_only_to_a_node_that_lacks_it(node: Node) -> None:
     assert third.sent > whole
 
 
-def test_what_is_damaged_is_unpacked_anew(node: Node) -> None:
+def test_damaged_library_is_replaced(node: Node) -> None:
     node.session()
     victim = node.library / "orchestrator/node/follow/stop_job.py"
     whole = victim.read_bytes()
@@ -151,7 +151,7 @@ def test_what_is_damaged_is_unpacked_anew(node: Node) -> None:
 
 
 @pytest.mark.parametrize("level", ["", ".orchestrator", ".orchestrator/lib", ".orchestrator/runs"])
-def test_a_level_that_others_may_write_is_refused(node: Node, level: str) -> None:
+def test_directory_writable_by_others_is_refused(node: Node, level: str) -> None:
     path = node.home / level
     path.mkdir(parents=True, exist_ok=True)
     path.chmod(0o777)
@@ -163,7 +163,7 @@ def test_a_level_that_others_may_write_is_refused(node: Node, level: str) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_a_library_that_somebody_else_put_there_is_never_run(node: Node) -> None:
+def test_library_of_other_user_is_replaced(node: Node) -> None:
     (node.library / "orchestrator").mkdir(parents=True)
     (node.library / "orchestrator/__init__.py").write_text("raise SystemExit('run')")
     os.chown(node.library, OTHER, OTHER)
@@ -172,7 +172,7 @@ def test_a_library_that_somebody_else_put_there_is_never_run(node: Node) -> None
     assert node.library.stat().st_uid == 0
 
 
-def test_files_in_the_logins_directory_are_no_modules(node: Node) -> None:
+def test_files_in_home_are_not_imported(node: Node) -> None:
     for name in ("json", "zlib", "socket", "signal", "struct", "pwd", "random"):
         (node.home / f"{name}.py").write_text("raise SystemExit('it was run')")
     node.session()

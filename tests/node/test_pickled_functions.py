@@ -8,7 +8,7 @@ from collections.abc import Callable
 from orchestrator.node import pickled_functions
 
 
-def test_code_keeps_its_file_within_functions_and_classes() -> None:
+def test_pickled_code_keeps_its_file_name() -> None:
     """Tracebacks and pdb show the line: one that names no file shows nothing."""
 
     def outer() -> Callable[[], int]:

@@ -87,11 +87,11 @@ def apart(kind: tuple[Any, slice], **more: Any) -> float:
     return far(own, dict(by_torch(make, net(), poisoned).named_parameters()))
 
 
-def test_it_is_torchs_average() -> None:
+def test_ema_equals_torchs_average() -> None:
     assert max(apart(kind, accumulate=number) for kind in KINDS for number in (1, 4)) < 2e-6
 
 
-def test_it_is_torchs_average_on_two_ranks(tmp_path: Path) -> None:
+def test_ema_equals_torchs_average_on_two_ranks(tmp_path: Path) -> None:
     said = pair.run(average_on_two_ranks, tmp_path)
     assert said.count("equal") == 2, said
 
@@ -128,7 +128,7 @@ class Normed(nn.Module):
         return out
 
 
-def test_it_is_evaluated_saved_and_exported_with_the_buffers_of_the_model(tmp_path: Path) -> None:
+def test_ema_is_evaluated_saved_and_exported_with_buffers(tmp_path: Path) -> None:
     expected = by_torch(momentum, Normed())
     x, y = data().tensors
     losses = []
@@ -172,7 +172,7 @@ class Failing:
         return self.batches()
 
 
-def test_an_evaluation_that_fails_leaves_the_weights_as_they_were() -> None:
+def test_failed_evaluation_leaves_weights_unchanged() -> None:
     trainer = made(adamw, ema=DECAY)
     trained(trainer)
     before = {name: weight.detach().clone() for name, weight in whole(trainer).items()}
@@ -189,7 +189,7 @@ def test_an_evaluation_that_fails_leaves_the_weights_as_they_were() -> None:
     assert far(averaged(trainer), average) == 0
 
 
-def test_a_resume_says_what_there_is_no_average_of(
+def test_resume_reports_missing_or_unused_average(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One that begins later begins with the weights that it goes on from."""
@@ -205,7 +205,7 @@ def test_a_resume_says_what_there_is_no_average_of(
     assert "'ema' was kept there, and this program keeps none" in capsys.readouterr().out
 
 
-def test_what_cannot_be_averaged_is_refused() -> None:
+def test_invalid_average_is_refused() -> None:
     with pytest.raises(UsageError, match=r"training.ema is 1; it must be from 0 to below 1"):
         made(adamw, ema=1.0)
     with pytest.raises(UsageError, match=r"training.ema is 0; it must be above 0"):

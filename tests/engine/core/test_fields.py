@@ -53,7 +53,7 @@ def every_field() -> Iterator[str]:
             yield section
 
 
-def test_no_field_is_forgotten() -> None:
+def test_every_config_field_has_a_test() -> None:
     planned = [name for name in DRY_RUN if not name.startswith("launch.")]
     assert sorted([*ENGINE, *planned, *BY_ITSELF]) == sorted(every_field())
 
@@ -355,22 +355,20 @@ def traced(path: Path) -> Any:
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_a_base_trains(name: str, observed: Callable[[str], Seen]) -> None:
+def test_base_config_trains(name: str, observed: Callable[[str], Seen]) -> None:
     first = observed(f"base {name}")
     assert set(first["codes"]) == {0}, first["told"]
     assert first["losses"]
 
 
 @pytest.mark.parametrize("name", AGAIN)
-def test_what_is_seen_of_a_base_is_always_the_same(
-    name: str, observed: Callable[[str], Seen]
-) -> None:
+def test_base_config_is_deterministic(name: str, observed: Callable[[str], Seen]) -> None:
     """Else a difference would say nothing."""
     assert observed(f"base {name}") == observed(f"again {name}")
 
 
 @pytest.mark.parametrize("name", ENGINE)
-def test_the_engine_honours(name: str, observed: Callable[[str], Seen]) -> None:
+def test_engine_honours_field(name: str, observed: Callable[[str], Seen]) -> None:
     change = ENGINE[name]
     before, after = observed(f"base {change.base}"), observed(name)
     different = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
@@ -391,12 +389,12 @@ def test_the_engine_honours(name: str, observed: Callable[[str], Seen]) -> None:
         ("checkpoint.resume", "resuming after step 4"),
     ],
 )
-def test_what_is_said_of_it(name: str, words: str, observed: Callable[[str], Seen]) -> None:
+def test_engine_reports_field(name: str, words: str, observed: Callable[[str], Seen]) -> None:
     assert ENGINE[name].seen == "told"
     assert words in "\n".join(observed(name)["told"])
 
 
-def test_every_group_waits_as_long_as_one_wants(observed: Callable[[str], Seen]) -> None:
+def test_every_group_has_configured_timeout(observed: Callable[[str], Seen]) -> None:
     """Also those of a mesh, to which torch would give 10 or 30 minutes of its own."""
     found = observed("distributed.timeout")["timeouts"]
     assert len(found) > 1
@@ -405,7 +403,7 @@ def test_every_group_waits_as_long_as_one_wants(observed: Callable[[str], Seen])
 
 @shows("dataloader.pin_memory")
 @pytest.mark.parametrize("workers", [0, 1])
-def test_pinning_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+def test_pin_memory_applies_only_with_gpu(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
     asked: list[bool] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: asked.append(True) or tensor)
@@ -422,7 +420,7 @@ def test_pinning_where_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch, workers: 
 
 
 @shows("model.weights")
-def test_a_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
+def test_run_begins_with_weights_of_other_run(tmp_path: Path) -> None:
     """As they were exported: the loss goes on where it was, also sharded over two ranks."""
     first = merged(TINY, FEW, {"training": {"eval_steps": 4}, "checkpoint": {"at_end": True}})
     job = Job(str(tmp_path / "first"), [1], first)
@@ -441,7 +439,7 @@ def test_a_run_begins_with_the_weights_of_another(tmp_path: Path) -> None:
 
 @shows("logging.trackers")
 @shows("logging.tracker_options")
-def test_the_engine_tells_trackers(tmp_path: Path) -> None:
+def test_engine_reports_to_trackers(tmp_path: Path) -> None:
     keys = {
         "training": {"eval_steps": 2},
         "dataset": {"num_samples": 64},
@@ -536,7 +534,7 @@ def planned(two_nodes: Cluster, tmp_path_factory: pytest.TempPathFactory) -> dic
 
 
 @pytest.mark.parametrize("name", DRY_RUN)
-def test_the_launch_honours(name: str, planned: dict[str, Any]) -> None:
+def test_launch_honours_field(name: str, planned: dict[str, Any]) -> None:
     one = DRY_RUN[name]
     assert one.find(planned[name if name in ALONE else "together"]) == one.expected
     assert one.find(planned[""]) != one.expected

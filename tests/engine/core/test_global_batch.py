@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow
         (2, 5, 1, 1, "5 and not 2 as before"),
     ],
 )
-def test_a_step_is_divided_among_other_ranks(
+def test_keep_batch_divides_step_among_other_ranks(
     first: int, world: int, accumulation: int, expected: int, words: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
@@ -65,7 +65,7 @@ def samples(*attempts: Job) -> list[int]:
     return sorted(int(line) for path in files for line in path.read_text().split())
 
 
-def test_four_ranks_then_two_then_four(tmp_path: Path) -> None:
+def test_curve_is_same_on_four_ranks_then_two_then_four(tmp_path: Path) -> None:
     """Losses, rates and samples of each step as if there had been four all the time."""
     data = {"dataset": {"target": "tests.engine.programs.configured:noted"}}
     whole = part(tmp_path, "whole", [2, 2], fsdp("full_shard"), data)

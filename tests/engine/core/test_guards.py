@@ -25,7 +25,7 @@ def broken(*samples: int) -> dict[str, Any]:
     return {"dataset": {"args": {"broken": list(samples)}, "shuffle": False}}
 
 
-def test_a_step_with_nan_on_one_rank_is_left_out_on_all(tmp_path: Path) -> None:
+def test_step_with_nan_on_one_rank_is_skipped_on_all(tmp_path: Path) -> None:
     """Nothing of it stays: neither in the weights nor in the optimizer. The next steps are finite
     and the culprits are named by the rank that had them."""
     first = job(tmp_path, "a", [2, 2], accumulate(2), broken(BATCH + 1, 3 * BATCH))
@@ -62,7 +62,7 @@ def without_step_two(split: str, broken: list[int]) -> Any:
     return Subset(whole, list(order))
 
 
-def test_half_precision_finds_its_scale_and_learns(tmp_path: Path) -> None:
+def test_half_precision_scales_and_learns(tmp_path: Path) -> None:
     bf16 = {"sharding_strategy": "full_shard", "param_dtype": "bf16"}
     jobs = [
         job(tmp_path, low, [2], {
@@ -80,7 +80,7 @@ def test_half_precision_finds_its_scale_and_learns(tmp_path: Path) -> None:
     assert norms == pytest.approx([norms[0]] * 3, rel=0.1)
 
 
-def test_one_rank_is_asked_and_all_save_and_end_together(tmp_path: Path) -> None:
+def test_stop_on_one_rank_saves_and_ends_all(tmp_path: Path) -> None:
     one = job(tmp_path, "a", [2, 2], ENDLESS, signal=signal.SIGTERM)
     assert run(one) == [[0] * 4]
     steps = {one.metrics(rank)[-1]["step"] for rank in range(4)}
@@ -104,7 +104,7 @@ def test_clocks_start_evaluations_and_checkpoints(tmp_path: Path) -> None:
         assert 1 <= len(each) <= (times[-1] - times[0]) / 0.1 + 2
 
 
-def test_an_evaluation_does_not_lose_a_checkpoint_that_a_clock_asked_for(tmp_path: Path) -> None:
+def test_evaluation_keeps_checkpoint_due_by_clock(tmp_path: Path) -> None:
     clocks = {"training": {"eval_steps": 1},
               "checkpoint": {"seconds": 1e-9, "keep": 100}}  # fmt: skip
     one = job(tmp_path, "a", [2], clocks)
@@ -113,7 +113,7 @@ def test_an_evaluation_does_not_lose_a_checkpoint_that_a_clock_asked_for(tmp_pat
     assert len(saved) >= STEPS - 2
 
 
-def test_held_out_samples_count_once_each_on_any_layout(tmp_path: Path) -> None:
+def test_evaluation_counts_each_sample_once_on_any_layout(tmp_path: Path) -> None:
     """37 samples of unequal length over 1, 2, 3 ranks: the same means, exactly."""
     often = {"training": {"eval_steps": 3, "batch_size": 4}}
     jobs = [
@@ -148,7 +148,7 @@ def test_held_out_samples_count_once_each_on_any_layout(tmp_path: Path) -> None:
         ([2], fsdp("hybrid_shard", wrap=["Layer"]), "no module of that class; did you mean"),
     ],
 )
-def test_all_ranks_refuse_what_cannot_work(
+def test_all_ranks_refuse_impossible_config(
     tmp_path: Path, nodes: list[int], how: dict[str, Any], words: str
 ) -> None:
     one = job(tmp_path, "a", nodes, how, {"training": {"batch_size": 2}})

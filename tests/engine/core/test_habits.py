@@ -12,7 +12,7 @@ from tests.engine.worlds import Job, run
 pytestmark = pytest.mark.slow
 
 
-def test_what_people_do_with_a_trainer(tmp_path: Path) -> None:
+def test_trainer_supports_common_habits(tmp_path: Path) -> None:
     job = Job(str(tmp_path / "job"), [2], {}, call="tests.engine.programs.habits:habits")
     (codes,) = run(job)
     assert codes == [0, 0], job.output()
@@ -25,7 +25,7 @@ def test_what_people_do_with_a_trainer(tmp_path: Path) -> None:
         assert moves > 0.0
 
 
-def test_what_a_team_does_in_its_first_week(tmp_path: Path) -> None:
+def test_trainer_supports_unfreezing_and_compile(tmp_path: Path) -> None:
     job = Job(str(tmp_path / "job"), [2], {}, call="tests.engine.programs.first_week:first_week")
     (codes,) = run(job)
     assert codes == [0, 0], job.output()

@@ -40,7 +40,7 @@ def of_memory(path: Path) -> dict[str, str]:
     return {"memory": str(path / "memory")} if path.name.startswith("memory") else {}
 
 
-def test_it_goes_on_as_it_was(tmp_path: Path) -> None:
+def test_kept_average_resumes_exactly(tmp_path: Path) -> None:
     """Averages of sharded weights also keep the values of a run that was never interrupted."""
     whole = job(tmp_path / "apart", "whole", [2], STEPS)
     begun, later = [whole], {}
@@ -65,7 +65,7 @@ def test_it_goes_on_as_it_was(tmp_path: Path) -> None:
                 assert value == pytest.approx(average[name], abs=1e-5), name
 
 
-def test_what_changed_beside_the_weights_goes_on_as_it_was(tmp_path: Path) -> None:
+def test_kept_buffers_of_loss_resume_exactly(tmp_path: Path) -> None:
     """Such as the buffers of a loss."""
     program, nodes, env = "centring", [1], {"STRATEGY": "none"}
     whole = job(tmp_path / "whole", "whole", nodes, STEPS, program, env)
@@ -77,7 +77,7 @@ def test_what_changed_beside_the_weights_goes_on_as_it_was(tmp_path: Path) -> No
     assert kept(again) == kept(whole)
 
 
-def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
+def test_keep_refuses_unsupported_objects(tmp_path: Path) -> None:
     asked = Job(str(tmp_path / "job"), [1], {}, call="tests.engine.programs.keeping:refusals")
     assert run(asked) == [[0]], asked.output()
     said = json.loads((asked.path / "said").read_text())

@@ -8,7 +8,7 @@ def rates(scheduler: SchedulerConfig, *steps: int, max_steps: int = 100) -> list
     return [round(schedule(scheduler, step, max_steps), 6) for step in steps]
 
 
-def test_every_schedule_rises_alike_and_falls_in_its_own_way() -> None:
+def test_schedules_share_warmup_and_differ_in_decay() -> None:
     made = {
         name: SchedulerConfig(name, warmup_steps=10) for name in ("constant", "linear", "cosine")
     }
@@ -22,7 +22,7 @@ def test_every_schedule_rises_alike_and_falls_in_its_own_way() -> None:
     assert rates(wsd, 5, 10, 80, 90, 100) == [0.5, 1.0, 1.0, 0.5, 0.0]
 
 
-def test_what_is_not_said_of_a_schedule() -> None:
+def test_schedule_defaults_are_filled_in() -> None:
     """A twentieth to rise, a fifth to decay; total_steps is max_steps; after it, the end's rate."""
     assert rates(SchedulerConfig("constant"), 1, 5) == [0.2, 1.0]
     assert rates(SchedulerConfig("wsd"), 80, 90, 100) == [1.0, 0.55, 0.1]

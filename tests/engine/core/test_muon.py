@@ -47,7 +47,7 @@ SHAPES = [(8, 6), (8, 8), (4, 8), (2, 5), (3, 7), (8, 8), (8, 8)]
 # -- on shards -------------------------------------------------------------------------------------
 
 
-def test_a_step_on_shards_is_that_on_whole_matrices(tmp_path: Path) -> None:
+def test_step_on_shards_equals_step_on_whole_matrices(tmp_path: Path) -> None:
     said = pair.run(step_on_shards, tmp_path)
     assert said.count("equal") == 2, said
 
@@ -95,7 +95,7 @@ def step_on_shards(rank: int, directory: Path) -> None:
     print({name: distance for name, distance in apart.items() if distance} or "equal", flush=True)
 
 
-def test_a_matrix_of_which_a_rank_has_no_row_is_refused(tmp_path: Path) -> None:
+def test_matrix_without_row_on_a_rank_is_refused(tmp_path: Path) -> None:
     assert pair.run(refuse_a_row, tmp_path).count("refused") == 2
 
 
@@ -109,13 +109,13 @@ def refuse_a_row(rank: int, directory: Path) -> None:
 # -- trainings -------------------------------------------------------------------------------------
 
 
-def test_one_process_trains_and_goes_on_as_a_loop_by_hand(tmp_path: Path) -> None:
+def test_one_process_trains_and_resumes_as_plain_loop(tmp_path: Path) -> None:
     assert far(trained(made(both)), by_hand(both)) < 1e-6
     assert far(trained(made(both), FIRST), by_hand(both, None, FIRST)) < 1e-6
     assert going_on(both, tmp_path) == 0
 
 
-def test_two_ranks_train_and_go_on_as_a_loop_by_hand(tmp_path: Path) -> None:
+def test_two_ranks_train_and_resume_as_plain_loop(tmp_path: Path) -> None:
     moved_to_two_ranks_and_back(both, train_on_two_ranks, tmp_path)
 
 
@@ -136,7 +136,7 @@ def train_on_two_ranks(rank: int, directory: Path) -> None:
 # -- from a config ---------------------------------------------------------------------------------
 
 
-def test_a_config_gives_it_the_matrices_of_the_blocks() -> None:
+def test_config_gives_muon_matrices_of_blocks() -> None:
     keys = {"name": "muon", "lr": 1e-3, "muon_lr": 2e-2, "weight_decay": 0.1}
     config = parse.build(Config, {"optimizer": keys})
     model = build.build(config)
@@ -156,7 +156,7 @@ def test_a_config_gives_it_the_matrices_of_the_blocks() -> None:
     assert {type(part) for part in optimizer.parts} == {torch.optim.Muon, AdamW}  # type: ignore[attr-defined]
 
 
-def test_a_model_without_blocks_has_none() -> None:
+def test_muon_refuses_model_without_blocks() -> None:
     config = parse.build(Config, {"optimizer": {"name": "muon"}})
     with pytest.raises(UsageError, match=r"matrices inside repeated blocks.*has none"):
         configured(config, net())
@@ -165,7 +165,7 @@ def test_a_model_without_blocks_has_none() -> None:
 # -- lists of optimizers ---------------------------------------------------------------------------
 
 
-def test_each_of_a_list_is_called_as_by_itself() -> None:
+def test_list_of_optimizers_calls_each_as_alone() -> None:
     """Its hooks, its zero_grad() and its modes; a scheduler sees all groups."""
     model, heard = net(), []
     parts: list[Optimizer] = [

@@ -57,7 +57,7 @@ CLOSE = {torch.float32: 1e-6, torch.float64: 1e-12, torch.bfloat16: 2e-2, torch.
 
 @pytest.mark.parametrize("dtype", CLOSE, ids=str)
 @pytest.mark.parametrize("make", FUSED)
-def test_what_is_fused_computes_the_same(make: Any, dtype: torch.dtype) -> None:
+def test_fused_optimizer_computes_same(make: Any, dtype: torch.dtype) -> None:
     """Kernels for processors leave some dtypes as they are, and make infinities of others."""
     found = {}
     for fused in (False, None):
@@ -73,7 +73,7 @@ def test_what_is_fused_computes_the_same(make: Any, dtype: torch.dtype) -> None:
     torch.testing.assert_close(found[None], found[False], atol=CLOSE[dtype], rtol=0)
 
 
-def test_a_choice_of_the_user_stays() -> None:
+def test_fuse_keeps_choice_of_user() -> None:
     weight = [nn.Parameter(torch.zeros(2))]
     assert fuse(torch.optim.AdamW(weight))
     assert not fuse(torch.optim.AdamW(weight, fused=False))
@@ -102,7 +102,7 @@ def every(strategies: list[dict[str, Any]]) -> Iterator[tuple[str, float]]:
             yield f"{name}, {more}", far(own, expected)
 
 
-def test_one_process_trains_as_a_loop_by_hand() -> None:
+def test_one_process_trains_as_plain_loop() -> None:
     for name, distance in every([{}, {"accumulate": 4}]):
         assert distance < 2e-6, name
 
@@ -113,7 +113,7 @@ FALLS: dict[str, Any] = {
 }
 
 
-def test_a_step_is_clipped_scheduled_and_unscaled_as_by_hand() -> None:
+def test_clipping_schedule_and_scaling_match_plain_loop() -> None:
     """SGD, as AdamW divides by the size of the gradients."""
     clips = clipping(momentum, clip_norm)
     assert far(trained(made(momentum, clip_grad_norm=0.05)), by_hand(clips)) < 2e-6
@@ -123,7 +123,7 @@ def test_a_step_is_clipped_scheduled_and_unscaled_as_by_hand() -> None:
         assert far(half, by_hand(momentum, None, poisoned)) < 5e-3
 
 
-def test_two_ranks_train_as_a_loop_by_hand(tmp_path: Path) -> None:
+def test_two_ranks_train_as_plain_loop(tmp_path: Path) -> None:
     said = pair.run(train_on_two_ranks, tmp_path)
     assert said.count("equal") == 2, said
 
@@ -143,7 +143,7 @@ def train_on_two_ranks(rank: int, directory: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OWN)
-def test_all_that_an_optimizer_keeps_outlives_it(tmp_path: Path, name: str) -> None:
+def test_state_of_every_optimizer_is_resumed(tmp_path: Path, name: str) -> None:
     assert far(trained(made(OWN[name])), by_hand(OWN[name])) < 1e-6
     assert going_on(OWN[name], tmp_path) == 0
 
@@ -165,11 +165,11 @@ def uneven(model: nn.Module, batch: Any) -> tuple[torch.Tensor, int]:
     [{**FALLS, "clip_grad_norm": 0.05}, {"on_step_end": halving}, {"loss": None, "step": uneven}],
     ids=["scheduled", "changed by a hook", "uneven"],
 )
-def test_a_step_is_resumed_as_it_was(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_resume_with_options_is_exact(tmp_path: Path, more: dict[str, Any]) -> None:
     assert going_on(momentum, tmp_path, **more) == 0
 
 
-def test_the_scale_of_fp16_is_resumed(tmp_path: Path) -> None:
+def test_fp16_scale_is_resumed(tmp_path: Path) -> None:
     more = {"save_to": tmp_path, "save_every": "4 steps"}
     first, again = (made(momentum, precision="fp16") for _ in range(2))
     trained(first, LATER, max_period="4 steps", **more)
@@ -181,7 +181,7 @@ def test_the_scale_of_fp16_is_resumed(tmp_path: Path) -> None:
     assert found == [(2.0**15, 1, 1)] * 2
 
 
-def test_it_outlives_two_ranks_too(tmp_path: Path) -> None:
+def test_state_is_resumed_on_two_ranks(tmp_path: Path) -> None:
     said = pair.run(go_on_on_two_ranks, tmp_path)
     assert said.count("equal") == 2, said
 
@@ -202,7 +202,7 @@ def go_on_on_two_ranks(rank: int, directory: Path) -> None:
     refuse_opaque(directory / "opaque", strategy="ddp")
 
 
-def test_what_is_drawn_is_the_same_in_all_copies(tmp_path: Path) -> None:
+def test_random_draws_are_equal_in_all_copies(tmp_path: Path) -> None:
     """And after a resume."""
     said = pair.run(draw_on_two_ranks, tmp_path)
     assert said.count("equal") == 2, said
@@ -214,7 +214,7 @@ def draw_on_two_ranks(rank: int, directory: Path) -> None:
     print(max(again, *(far(other, first) for other in others)) or "equal", flush=True)
 
 
-def test_two_ranks_with_shards_take_what_is_elementwise(tmp_path: Path) -> None:
+def test_sharded_ranks_accept_elementwise_optimizer_alone(tmp_path: Path) -> None:
     """And train with it as a loop by hand; anything else is refused when the Trainer is made."""
     said = pair.run(take_what_is_elementwise, tmp_path)
     assert said.count("equal") == 2, said
@@ -234,7 +234,7 @@ def take_what_is_elementwise(rank: int, directory: Path) -> None:
         trained(made(make, strategy="ddp"), max_period="1 steps")
 
 
-def test_a_state_moves_between_layouts(tmp_path: Path) -> None:
+def test_state_moves_between_layouts(tmp_path: Path) -> None:
     """Two sharded ranks resume from one process's state, and one process from theirs."""
     whole = trained(made(adamw))
     trained(made(adamw), max_period="4 steps", save_to=tmp_path / "a", save_every="4 steps")
@@ -264,7 +264,7 @@ class Counting:
     def load_state_dict(self, state: Any) -> None: ...
 
 
-def test_a_save_asks_for_each_state_once(tmp_path: Path) -> None:
+def test_save_reads_each_state_once(tmp_path: Path) -> None:
     """Both may be costly: an optimizer may gather its state, a replay buffer is large."""
     trainer, holder, asked = made(adamw), Counting(), []
     trainer.keep("counting", holder)
@@ -276,7 +276,7 @@ def test_a_save_asks_for_each_state_once(tmp_path: Path) -> None:
     assert holder.asked - before == len(asked) - 1 == STEPS // 2
 
 
-def test_what_no_checkpoint_can_hold_is_refused_in_the_first_step(tmp_path: Path) -> None:
+def test_unsavable_state_is_refused_in_first_step(tmp_path: Path) -> None:
     refuse_opaque(tmp_path)
 
 
@@ -289,7 +289,7 @@ def refuse_opaque(place: Path, **more: Any) -> None:
     trained(made(Opaque, **more))
 
 
-def test_a_state_is_that_of_its_own_optimizer(tmp_path: Path) -> None:
+def test_state_of_other_optimizer_is_refused(tmp_path: Path) -> None:
     trained(made(adamw), save_to=tmp_path)
     with pytest.raises(CheckFailed, match="it was saved with AdamW, this is SGD"):
         trained(made(momentum), save_to=tmp_path, resume=True)
@@ -299,7 +299,7 @@ def test_a_state_is_that_of_its_own_optimizer(tmp_path: Path) -> None:
         trained(later)
 
 
-def test_nothing_gathers_in_what_is_not_trained() -> None:
+def test_frozen_parameters_gather_no_gradient() -> None:
     model = net()
     trainer = Trainer(model, adamw(model.get_submodule("4").parameters()), functional.mse_loss)
     trained(trainer)
@@ -310,12 +310,12 @@ def test_nothing_gathers_in_what_is_not_trained() -> None:
 
 
 @pytest.mark.parametrize("make", [torch.optim.LBFGS, Closing])
-def test_what_needs_a_closure_is_refused(make: Any) -> None:
+def test_optimizer_with_closure_is_refused(make: Any) -> None:
     with pytest.raises(UsageError, match=f"{make.__name__} evaluates the loss several times"):
         made(make)
 
 
-def test_one_that_shows_other_weights_for_evaluation_is_refused() -> None:
+def test_schedule_free_optimizer_is_refused() -> None:
     def make(parameters: Any) -> torch.optim.Optimizer:
         free = adamw(parameters)
         # A schedule-free optimizer has these methods.
@@ -326,5 +326,5 @@ def test_one_that_shows_other_weights_for_evaluation_is_refused() -> None:
         made(make)
 
 
-def test_an_optimizer_may_have_no_learning_rate() -> None:
+def test_optimizer_without_learning_rate_trains() -> None:
     trained(made(Rateless))

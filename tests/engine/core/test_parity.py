@@ -120,7 +120,7 @@ LAYOUTS: dict[str, tuple[list[int], list[dict[str, Any]]]] = {
 }
 
 
-def test_every_layout_computes_what_a_plain_loop_does(tmp_path: Path) -> None:
+def test_every_layout_computes_as_plain_loop(tmp_path: Path) -> None:
     """Losses, norms of the whole gradient (clipped in every step) and the parameters at the end,
     with a different number of tokens on every rank and in every micro-batch."""
     jobs = {name: job(tmp_path, name, nodes, *how) for name, (nodes, how) in LAYOUTS.items()}

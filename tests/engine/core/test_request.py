@@ -46,7 +46,7 @@ def asked(keys: dict[str, Any] | None = None, **more: Any) -> TrainingRequest:
         ({}, {"save_every": "100"}, "save_every is '100'"),
     ],
 )
-def test_what_does_nothing_in_train_is_refused(
+def test_train_refuses_argument_without_effect(
     keys: dict[str, Any], more: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(UsageError) as error:
@@ -76,14 +76,14 @@ def test_what_does_nothing_in_train_is_refused(
         ({"directory": "here", "keep": 1, "asynchronous": False}, {}, True, True),
     ],
 )
-def test_what_names_a_place_a_time_or_a_metric_saves(
+def test_place_time_or_metric_turns_saving_on(
     keys: dict[str, Any], more: dict[str, Any], saves: bool, at_end: bool
 ) -> None:
     found = asked(keys, **more)
     assert (found.saves, found.at_end) == (saves, at_end)
 
 
-def test_an_argument_of_train_is_stronger_than_the_key_of_its_name() -> None:
+def test_argument_of_train_overrides_key() -> None:
     keys = {"keep": 2, "best": "min val_loss", "directory": "there"}
     found = asked(keys, keep=5, best="max val_accuracy", save_to="here", patience=1)
     assert (found.keep, found.best, found.directory) == (5, "max val_accuracy", "here")
@@ -111,7 +111,7 @@ def made(**more: Any) -> Trainer:
         ({"loss": nn.MSELoss(), "step": max}, "either loss= or step="),
     ],
 )
-def test_what_does_nothing_in_a_trainer_is_refused(more: dict[str, Any], said: str) -> None:
+def test_trainer_refuses_argument_without_effect(more: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError) as error:
         made(**more)
     assert said in str(error.value)
@@ -132,14 +132,14 @@ class Stream(IterableDataset[Any]):
         (lambda t, data: t.evaluate(3), "loader is a int"),
     ],
 )
-def test_what_is_no_answer_to_an_argument_is_refused(call: Any, said: str) -> None:
+def test_train_refuses_invalid_argument(call: Any, said: str) -> None:
     data = DataLoader(TensorDataset(torch.ones(4, 2), torch.ones(4, 1)), 2)
     with pytest.raises(OrchestratorError) as error:
         call(made(), data)
     assert said in str(error.value)
 
 
-def test_a_stream_of_parts_may_stand_beside_data_that_are_dealt_out() -> None:
+def test_own_stream_may_accompany_dealt_data() -> None:
     trainer = made(stream="own")
     dealt = DataLoader(TensorDataset(torch.ones(4, 2), torch.ones(4, 1)), 2)
     trainer.train(DataLoader(Stream(), 2), dealt, epochs=1, verbose=False)

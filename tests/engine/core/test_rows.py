@@ -13,7 +13,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_as_a_plain_loop_on_one_process(tmp_path: Path, ranks: int) -> None:
+def test_every_collation_trains_as_plain_loop(tmp_path: Path, ranks: int) -> None:
     job = Job(str(tmp_path / "job"), [ranks], {}, call="tests.engine.programs.rows:rows")
     (codes,) = run(job)
     assert codes == [0] * ranks, job.output()

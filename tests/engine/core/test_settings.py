@@ -47,7 +47,7 @@ KEYS = {f"{section}.{key}" for section, (keys, _) in READ.items() for key in key
 
 
 @pytest.mark.parametrize("name", [*every_field()])
-def test_every_key_is_read_or_refused_by_name(name: str) -> None:
+def test_every_key_is_read_or_refused(name: str) -> None:
     section, _, key = name.partition(".")
     own = {"precision": "bf16"} if name == "fsdp.param_dtype" else {}
     strategy = "ddp" if section == "distributed" and key != "backend" else "hybrid_shard"
@@ -65,7 +65,7 @@ def test_every_key_is_read_or_refused_by_name(name: str) -> None:
     assert error.value.fix
 
 
-def test_what_is_no_key_is_named() -> None:
+def test_unknown_key_is_named() -> None:
     with pytest.raises(UsageError, match="did you mean 'shard_size'"):
         trainer_config(TrainerSettings(config={"fsdp": {"shard_sise": 2}}))
     with pytest.raises(UsageError, match="is gone"):
@@ -77,7 +77,7 @@ def test_what_is_no_key_is_named() -> None:
 # -- and they do what they do in the engine -------------------------------------------------------
 
 
-def test_a_trainer_does_what_the_engine_does(tmp_path: Path) -> None:
+def test_trainer_honours_engine_keys(tmp_path: Path) -> None:
     job = Job(str(tmp_path / "a"), [2], {}, call="tests.engine.programs.trainings:keys_at_work")
     assert run(job) == [[0, 0]], job.output()
     ended, step, deterministic, short, lines = json.loads((job.path / "told").read_text())

@@ -58,12 +58,12 @@ def apart(layouts: dict[str, dict[str, Any]]) -> dict[str, float]:
     return {name: distance for name, distance in found.items() if not distance < 1e-6}
 
 
-def test_they_train_as_by_hand() -> None:
+def test_several_optimizers_train_as_plain_loop() -> None:
     assert apart({"one": {}}) == {}
     assert far(trained(made()), by_hand()) < 1e-6
 
 
-def test_they_train_as_by_hand_on_two_ranks_and_go_on_to_the_bit(tmp_path: Path) -> None:
+def test_several_optimizers_resume_exactly_on_two_ranks(tmp_path: Path) -> None:
     said = pair.run(train_on_two_ranks, tmp_path)
     assert said.count("equal") == 2, said
 
@@ -81,7 +81,7 @@ def train_on_two_ranks(rank: int, directory: Path) -> None:
     print(wrong or "equal", flush=True)
 
 
-def test_who_steps_less_often_is_asked_for_its_loss_then_alone(tmp_path: Path) -> None:
+def test_optimizer_with_interval_computes_loss_only_in_its_steps(tmp_path: Path) -> None:
     trainer, asked = made(lazily, every={"G": 3}, log_every=1), vars(lazily)
     asked["asked"] = []
     rates: list[float] = []
@@ -96,7 +96,7 @@ def test_who_steps_less_often_is_asked_for_its_loss_then_alone(tmp_path: Path) -
     assert len(asked["asked"]) == STEPS, "an evaluation asks for all"
 
 
-def test_an_epoch_may_pass_without_a_step_of_one() -> None:
+def test_epoch_without_step_of_an_optimizer_keeps_its_scheduler() -> None:
     """Its scheduler counts epochs; one that looks at the loss has none to look at."""
     seldom = {"every": {"G": STEPS + 1}, "scheduler_every": "epoch"}
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
@@ -107,14 +107,14 @@ def test_an_epoch_may_pass_without_a_step_of_one() -> None:
 
 
 @pytest.mark.filterwarnings("error:Detected call of `lr_scheduler.step")
-def test_a_scheduler_beside_a_first_step_that_is_left_out_is_in_order() -> None:
+def test_skipped_first_step_gives_no_scheduler_warning() -> None:
     trained(made(poisoned), marked=True)
 
 
 # -- other programs --------------------------------------------------------------------------------
 
 
-def test_a_teacher_is_in_no_optimizer_and_stays_as_it_is(
+def test_teacher_without_optimizer_stays_unchanged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One optimizer may go by any name, and its loss need not be in a dict."""
@@ -141,7 +141,7 @@ def test_a_teacher_is_in_no_optimizer_and_stays_as_it_is(
     assert "8 of 16 are not in the optimizer" in capsys.readouterr().out
 
 
-def test_a_function_makes_the_optimizer_of_the_model_of_its_name() -> None:
+def test_function_makes_optimizer_of_model_by_name() -> None:
     later = made(optimizers={"D": optimizers_of("D"), "G": optimizers_of("G")})
     assert far(trained(later), by_hand()) < 1e-6
     named = trained(later)
@@ -180,7 +180,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_what_does_not_go_together_is_refused(name: str) -> None:
+def test_inconsistent_arguments_are_refused(name: str) -> None:
     changes, message = MISTAKES[name]
     of = {"G": G, "D": D}
     given = {"models": of, "optimizers": optimizers(of), "step": step, **changes}
@@ -200,7 +200,7 @@ LOSSES: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_a_step_that_gives_other_losses_is_refused(name: str) -> None:
+def test_step_with_unexpected_losses_is_refused(name: str) -> None:
     change, message = LOSSES[name]
     trainer = made(lambda models, batch: change(step(models, batch)))
     with pytest.raises(OrchestratorError, match=message):
@@ -208,7 +208,7 @@ def test_a_step_that_gives_other_losses_is_refused(name: str) -> None:
     assert trainer.state.step <= 1
 
 
-def test_a_checkpoint_of_other_optimizers_is_refused(tmp_path: Path) -> None:
+def test_checkpoint_of_other_optimizers_is_refused(tmp_path: Path) -> None:
     trained(made(), save_to=tmp_path / "saved")
     of = models()
     other = {"G": SGD([*of["G"].parameters(), *of["D"].parameters()], lr=0.1)}

@@ -43,7 +43,7 @@ def limit(amount: float, unit: str) -> Limit:
         (9, [limit(3, "epochs"), limit(15, "steps")], 100, 3),
     ],
 )
-def test_steps_left(
+def test_steps_left_takes_nearest_limit(
     epochs: int | None, limits: list[Limit], samples: int | None, left: int | None
 ) -> None:
     state = TrainState(epoch=1, position=80, step=12)
@@ -51,7 +51,7 @@ def test_steps_left(
     assert policy.steps_left(samples, 16) == left
 
 
-def test_an_epoch_that_is_over_and_the_next_one_that_begins_are_one_moment() -> None:
+def test_steps_left_is_same_at_end_and_start_of_epoch() -> None:
     # The last step took the remaining samples.
     state = TrainState(epoch=0, position=112, step=7)
     policy = StopPolicy(state, TrainingRequest(epochs=2))
@@ -60,7 +60,7 @@ def test_an_epoch_that_is_over_and_the_next_one_that_begins_are_one_moment() -> 
     assert policy.steps_left(100, 16) == 7
 
 
-def test_a_clock_leaves_what_has_not_passed() -> None:
+def test_seconds_left_counts_down() -> None:
     policy = StopPolicy(
         TrainState(), TrainingRequest(limits=[limit(600, "seconds"), limit(9, "steps")])
     )

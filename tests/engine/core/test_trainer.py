@@ -83,7 +83,7 @@ def plain_loop() -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
     return {name: p.detach() for name, p in model.named_parameters()}, history
 
 
-def test_every_strategy_computes_what_a_plain_loop_does(tmp_path: Path) -> None:
+def test_every_strategy_computes_as_plain_loop(tmp_path: Path) -> None:
     expected, history = plain_loop()
     for nodes in WORLDS:
         job = done(tmp_path, f"world{sum(nodes)}", nodes, "every_strategy")
@@ -98,13 +98,13 @@ def test_every_strategy_computes_what_a_plain_loop_does(tmp_path: Path) -> None:
                 assert one == pytest.approx(other, abs=1e-5), (nodes, strategy)
 
 
-def test_a_resume_has_the_bits_of_a_run_that_was_never_interrupted(tmp_path: Path) -> None:
+def test_resume_equals_uninterrupted_run(tmp_path: Path) -> None:
     job = done(tmp_path, "two", [2], "resumes")
     assert "resuming after step 3" in job.output()
     assert "nothing to do: 2 epochs and 6 steps are done" in job.output()
 
 
-def test_a_resume_on_other_ranks_goes_on_after_the_same_samples(tmp_path: Path) -> None:
+def test_resume_on_other_ranks_continues_samples(tmp_path: Path) -> None:
     """In the middle of an epoch."""
 
     def ended(name: str, nodes: list[int], kept: str, **env: str) -> Any:
@@ -119,7 +119,7 @@ def test_a_resume_on_other_ranks_goes_on_after_the_same_samples(tmp_path: Path) 
         torch.testing.assert_close(weights[name], value, atol=1e-5, rtol=0, msg=name)
 
 
-def test_launched_again_it_goes_on_from_its_own_run(tmp_path: Path) -> None:
+def test_relaunch_resumes_its_own_run(tmp_path: Path) -> None:
     job = done(tmp_path, "again", [2], "launched_again")
     said = job.output().splitlines()
     resumed = [line for line in said if line.startswith("resuming")]
@@ -134,7 +134,7 @@ def test_launched_again_it_goes_on_from_its_own_run(tmp_path: Path) -> None:
     assert passed[1].endswith("this is a.py")
 
 
-def test_low_precision_is_the_same_arithmetic_for_every_strategy(tmp_path: Path) -> None:
+def test_low_precision_is_equal_for_every_strategy(tmp_path: Path) -> None:
     job = done(tmp_path, "low", [2], "low_precision")
     for precision in ("bf16", "fp16"):
         found = torch.load(job.path / precision)
@@ -145,23 +145,23 @@ def test_low_precision_is_the_same_arithmetic_for_every_strategy(tmp_path: Path)
                 )
 
 
-def test_one_model_is_validated_and_saved(tmp_path: Path) -> None:
+def test_running_statistics_are_validated_and_saved(tmp_path: Path) -> None:
     done(tmp_path, "statistics", [2], "running_statistics")
 
 
-def test_a_signal_to_the_group_leaves_its_workers(tmp_path: Path) -> None:
+def test_signal_to_group_leaves_workers_running(tmp_path: Path) -> None:
     done(tmp_path, "group", [1], "stopped_with_workers")
 
 
-def test_a_signal_in_a_validation_ends_it(tmp_path: Path) -> None:
+def test_signal_ends_validation(tmp_path: Path) -> None:
     done(tmp_path, "validation", [2], "stopped_in_a_validation")
 
 
-def test_asked_to_stop_it_saves_and_does_not_validate(tmp_path: Path) -> None:
+def test_stop_saves_without_validation(tmp_path: Path) -> None:
     done(tmp_path, "hurry", [2], "stops_in_a_hurry")
 
 
-def test_a_sample_with_nan_is_named_and_its_step_left_out(tmp_path: Path) -> None:
+def test_sample_with_nan_is_named_and_skipped(tmp_path: Path) -> None:
     job = done(tmp_path, "nan", [2], "meets_nan")
     named = re.findall(
         r"is skipped on all ranks: NaN or inf in samples \[(.*)\]", job.output(0) + job.output(1)
@@ -181,7 +181,7 @@ SCHEDULERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_scheduler_goes_on_where_it_was(name: str) -> None:
+def test_scheduler_resumes(name: str) -> None:
     def begun() -> tuple[torch.optim.Optimizer, LrScheduler]:
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
         return optimizer, LrScheduler(SCHEDULERS[name], optimizer, "step")
@@ -204,7 +204,7 @@ def test_a_scheduler_goes_on_where_it_was(name: str) -> None:
     assert rates(*other, 8) == rates(*one, 8)
 
 
-def test_what_cannot_be_right_is_refused_on_all_ranks(tmp_path: Path) -> None:
+def test_invalid_set_up_is_refused_on_all_ranks(tmp_path: Path) -> None:
     job = done(tmp_path, "refuses", [2], "refuses")
     for rank in range(2):
         results = json.loads((job.path / f"results_{rank}").read_text())
@@ -222,7 +222,7 @@ def test_what_cannot_be_right_is_refused_on_all_ranks(tmp_path: Path) -> None:
     assert not (job.path / "no").exists()
 
 
-def test_trackers_hear_of_rank_0_and_a_broken_one_costs_only_itself(tmp_path: Path) -> None:
+def test_trackers_hear_rank_0_and_broken_one_is_dropped(tmp_path: Path) -> None:
     job = done(tmp_path, "tracks", [2], "tracks")
     first, other = (json.loads((job.path / f"results_{rank}").read_text()) for rank in range(2))
     for results in (first, other):
@@ -253,7 +253,7 @@ def test_trackers_hear_of_rank_0_and_a_broken_one_costs_only_itself(tmp_path: Pa
         assert line["tokens_per_s"] * seconds == pytest.approx(line["tokens"] - earlier["tokens"])
 
 
-def test_what_else_it_promises(tmp_path: Path) -> None:
+def test_trainer_warns_and_refuses_as_documented(tmp_path: Path) -> None:
     job = done(tmp_path, "promises", [2], "promises")
     said = job.output()
     assert "learning rates are multiplied by 2, the number of ranks" in said
@@ -278,7 +278,7 @@ def test_what_else_it_promises(tmp_path: Path) -> None:
             assert words in results[name], (rank, name, results[name])
 
 
-def test_hooks_are_called_and_the_users_random_numbers_are_left_alone(tmp_path: Path) -> None:
+def test_hooks_are_called_and_random_state_is_kept(tmp_path: Path) -> None:
     job = done(tmp_path, "hooks", [2], "tells_its_owner")
     for rank in range(2):
         ended, plain, begin, *calls, end, short = json.loads(
@@ -303,7 +303,7 @@ def test_hooks_are_called_and_the_users_random_numbers_are_left_alone(tmp_path: 
         assert ended.startswith("ended by a hook that returned True")
 
 
-def test_an_epoch_that_was_interrupted_has_one_line() -> None:
+def test_interrupted_epoch_has_one_line_of_history() -> None:
     state = TrainState()
     seen = []
     # Two runs were interrupted in the first epoch, and one later.
@@ -313,7 +313,7 @@ def test_an_epoch_that_was_interrupted_has_one_line() -> None:
     assert seen == [[0], [0], [1], [1, 2], [1, 2, 2], [1, 2, 3]]
 
 
-def test_the_best_is_kept_and_nothing_better_ends_it(tmp_path: Path) -> None:
+def test_best_is_kept_and_patience_ends_training(tmp_path: Path) -> None:
     job = done(tmp_path, "best", [2], "keeps_the_best")
     for rank in range(2):
         results = json.loads((job.path / f"results_{rank}").read_text())
@@ -329,7 +329,7 @@ def test_the_best_is_kept_and_nothing_better_ends_it(tmp_path: Path) -> None:
         assert there == ["best", *steps]
 
 
-def test_a_step_may_use_all_of_a_model(tmp_path: Path) -> None:
+def test_step_may_use_any_part_of_model(tmp_path: Path) -> None:
     """Its other methods, attributes, parts and weights; the numbers are those of one process."""
     job = done(tmp_path, "alone", [1], "all_of_a_model")
     expected = torch.load(job.path / "found")
@@ -379,7 +379,7 @@ def read_directory(directory: Path) -> dict[str, torch.Tensor]:
      ("2 days", 172800, "seconds"), ("1000 steps", 1000, "steps"), ("3e", 3, "epochs"),
      ("10 minutes", 600, "seconds"), ("5st", 5, "steps"), ("1epoch", 1, "epochs")],
 )  # fmt: skip
-def test_periods(text: str, seconds: float, unit: str) -> None:
+def test_parse_period_reads_units(text: str, seconds: float, unit: str) -> None:
     assert stopping.parse_period("max_period", text) == stopping.Duration(seconds, unit)
 
 
@@ -388,7 +388,7 @@ def test_periods(text: str, seconds: float, unit: str) -> None:
     *(st.integers(0, 60), st.integers(1, 5), st.booleans(), st.integers(1, 5)),
     st.sampled_from([1, 7, in_rounds.PLACES_AT_ONCE]),
 )
-def test_the_nth_batches_of_all_ranks_are_the_nth_of_one(
+def test_batches_of_all_ranks_are_those_of_one(
     size: int, batch: int, drop: bool, world: int, at_once: int
 ) -> None:
     """None twice, none left out, and as many batches on every rank, however many are computed at

@@ -23,7 +23,7 @@ def job(directory: Path, nodes: list[int], function: str, **env: str) -> Job:
 
 
 @pytest.mark.parametrize("inside", ["0", "1"])
-def test_ranks_that_use_other_parts_are_refused(tmp_path: Path, inside: str) -> None:
+def test_ranks_using_different_parts_are_refused(tmp_path: Path, inside: str) -> None:
     for nodes, strategy in (([2], "full_shard"), ([1, 1], "hybrid_shard")):
         directory = tmp_path / strategy
         assert run(job(directory, nodes, "ranks_differ", INSIDE=inside, STRATEGY=strategy)) == [
@@ -35,7 +35,7 @@ def test_ranks_that_use_other_parts_are_refused(tmp_path: Path, inside: str) -> 
             assert "find_unused_parameters=True" in words
 
 
-def test_shards_are_for_models_that_leave_out_nothing(tmp_path: Path) -> None:
+def test_unused_parameters_are_refused_under_sharding(tmp_path: Path) -> None:
     one = job(tmp_path, [2], "ranks_differ", INSIDE="0", STRATEGY="full_shard", UNUSED="1")
     assert run(one) == [[0, 0]], one.output()
     words = (tmp_path / "refused_0").read_text()

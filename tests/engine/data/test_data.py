@@ -46,7 +46,7 @@ SIZES = st.one_of(
 
 
 @given(SIZES, st.integers(0, 2**64), st.integers(0, 5))
-def test_an_epoch_has_every_sample_once(size: int, seed: int, epoch: int) -> None:
+def test_epoch_has_every_sample_once(size: int, seed: int, epoch: int) -> None:
     found = Order(size, seed, shuffle=True).indices(epoch * size, size)
     assert sorted(found) == list(range(size))
 
@@ -54,7 +54,7 @@ def test_an_epoch_has_every_sample_once(size: int, seed: int, epoch: int) -> Non
 # -- sources ------------------------------------------------------------------------------------
 
 
-def test_the_library_is_cut_into_pieces_of_which_the_end_is_held_out() -> None:
+def test_library_text_is_split_and_its_end_held_out() -> None:
     text = sources.library_text()
     train, held_out = sources.sources(config(dataset={"sequence_length": 50}))
     pieces = (len(text) - 1) // 50
@@ -72,7 +72,7 @@ def test_the_library_is_cut_into_pieces_of_which_the_end_is_held_out() -> None:
     assert batch["inputs"].is_contiguous() and batch["targets"].is_contiguous()
 
 
-def test_too_little_text_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_short_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "library_text", lambda: b"")
     with pytest.raises(CheckFailed, match=r"sequence_length 64 \+ 1: that is 0 samples"):
         sources.sources(config())
@@ -81,7 +81,7 @@ def test_too_little_text_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> No
         sources.sources(config())
 
 
-def test_invented_tokens_count_on() -> None:
+def test_synthetic_tokens_follow_strides() -> None:
     model = {"vocab_size": 11}
     train, held_out = sources.sources(config(dataset={"kind": "synthetic"}, model=model))
     assert held_out is not None
@@ -97,7 +97,7 @@ def test_invented_tokens_count_on() -> None:
     assert torch.equal(again["inputs"][0], batch["inputs"][7])
 
 
-def test_invented_clicks_fit_the_model() -> None:
+def test_synthetic_clicks_fit_ranking_model() -> None:
     wanted = config(model={"kind": "ranking", "vocab_size": 20}, dataset={"kind": "synthetic"})
     batch = sources.sources(wanted)[0].batch(range(400), 0)
     assert {name: tuple(value.shape) for name, value in batch.items()} == {
@@ -123,7 +123,7 @@ def token_file(path: Path, values: Sequence[int], vocab_size: int) -> Path:
 
 
 @pytest.mark.parametrize("vocab_size", [300, 65536, 65537, 200_000])
-def test_a_file_of_tokens_gives_what_was_written(tmp_path: Path, vocab_size: int) -> None:
+def test_token_file_returns_what_was_written(tmp_path: Path, vocab_size: int) -> None:
     values = [(i * 7919) % vocab_size for i in range(1000)]
     values[16] = vocab_size - 1
     path = token_file(tmp_path / "t.bin", values, vocab_size)
@@ -151,7 +151,7 @@ def test_a_file_of_tokens_gives_what_was_written(tmp_path: Path, vocab_size: int
     )
 
 
-def test_a_file_of_its_own_is_held_out(tmp_path: Path) -> None:
+def test_eval_path_is_held_out(tmp_path: Path) -> None:
     train = token_file(tmp_path / "train.bin", range(100), 256)
     held_out = token_file(tmp_path / "eval.bin", range(50), 256)
     words = {"path": str(train), "eval_path": str(held_out), "sequence_length": 9}
@@ -188,7 +188,7 @@ def broken_files(directory: Path) -> dict[str, Path]:
         ("missing", "cannot be read: No such file or directory"),
     ],
 )
-def test_another_file_is_told_in_words(tmp_path: Path, name: str, words: str) -> None:
+def test_invalid_token_file_is_refused(tmp_path: Path, name: str, words: str) -> None:
     path = broken_files(tmp_path)[name]
     with pytest.raises(CheckFailed) as error:
         sources.sources(config(dataset={"path": str(path)}))
@@ -196,7 +196,7 @@ def test_another_file_is_told_in_words(tmp_path: Path, name: str, words: str) ->
     assert "python scripts/make_tokens.py" in error.value.fix
 
 
-def test_tokens_that_do_not_fit_the_model_are_told_with_both_sizes(tmp_path: Path) -> None:
+def test_tokens_beyond_vocabulary_are_refused(tmp_path: Path) -> None:
     path = token_file(tmp_path / "t.bin", range(200), 257)
     words = "vocabulary of 257, but model.vocab_size is 256"
     with pytest.raises(UsageError, match=words) as error:
@@ -254,7 +254,7 @@ def own(name: str, **sections: Any) -> Config:
     )
 
 
-def test_augmentation_depends_on_the_position_and_disturbs_nobody() -> None:
+def test_augmentation_depends_on_position_alone() -> None:
     import numpy as np
 
     source = sources.sources(own("noisy"))[0]
@@ -271,7 +271,7 @@ def test_augmentation_depends_on_the_position_and_disturbs_nobody() -> None:
     assert np.random.get_state()[1].tolist() == before[2]
 
 
-def test_a_dataset_may_put_its_batches_together_itself() -> None:
+def test_dataset_may_collate_its_own_batches() -> None:
     assert sources.sources(own("ragged"))[0].batch([2, 7], 0) == [2, 7]
 
 
@@ -283,9 +283,7 @@ def test_a_dataset_may_put_its_batches_together_itself() -> None:
         ("noisy", 5, "gave None for split='eval'"),
     ],
 )
-def test_a_dataset_that_cannot_be_used_is_told_in_words(
-    name: str, steps: int | None, words: str
-) -> None:
+def test_unusable_dataset_is_refused(name: str, steps: int | None, words: str) -> None:
     with pytest.raises((UsageError, CheckFailed)) as error:
         sources.sources(own(name, training={"eval_steps": steps}))
     assert words in error.value.what
@@ -307,9 +305,7 @@ def tokens_of(split: str, values: list[int], name: str = "targets") -> list[dict
         ),
     ],
 )
-def test_what_a_built_in_model_cannot_take_is_told_in_words(
-    args: dict[str, Any], words: str | None
-) -> None:
+def test_batch_unfit_for_built_in_model_is_refused(args: dict[str, Any], words: str | None) -> None:
     target = {"target": "tests.engine.data.test_data:tokens_of", "args": args}
     source = sources.sources(config(dataset=target))[0]
     if words is None:
@@ -356,7 +352,7 @@ def first(count: int, found: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("size", [5, 24, 100])
-def test_ranks_share_every_batch_and_the_world_does_not_matter(size: int) -> None:
+def test_ranks_share_batches_independent_of_world_size(size: int) -> None:
     source, order = Numbers(size), Order(size, 0, shuffle=True)
     expected = order.indices(0, 120)
     for world in (1, 2, 3, 4):
@@ -372,7 +368,7 @@ def test_ranks_share_every_batch_and_the_world_does_not_matter(size: int) -> Non
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_any_position_goes_on_as_it_would_have(workers: int) -> None:
+def test_feed_resumes_at_any_position(workers: int) -> None:
     loader = {"num_workers": workers}
     wanted = config(training={"batch_size": 3}, dataloader=loader)
     whole = first(12, feed(Numbers(23), wanted, 1, 2))
@@ -384,7 +380,7 @@ def test_any_position_goes_on_as_it_would_have(workers: int) -> None:
     assert [batch.ids[3:] for batch in found] == [batch.ids for batch in later]
 
 
-def test_workers_give_what_the_rank_itself_would() -> None:
+def test_workers_yield_same_as_rank() -> None:
     source = sources.sources(own("noisy"))[0]
     state = torch.get_rng_state()
     found = []
@@ -412,7 +408,7 @@ time.sleep(60)
 
 
 @pytest.mark.slow
-def test_workers_end_with_a_rank_that_is_killed() -> None:
+def test_workers_end_with_killed_rank() -> None:
     command = [sys.executable, "-c", ORPHANS]
     root = Path(__file__).parents[3]
     with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as rank:
@@ -440,7 +436,7 @@ def ignores_interrupts(pid: int) -> bool:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("size", [1, 5, 12, 25])
-def test_every_held_out_sample_is_counted_once(size: int, workers: int) -> None:
+def test_held_out_samples_are_counted_once(size: int, workers: int) -> None:
     for world in (1, 2, 3) if not workers else (2,):
         training = {"batch_size": 4}
         wanted = config(training=training, dataloader={"num_workers": workers})
@@ -455,7 +451,7 @@ def test_every_held_out_sample_is_counted_once(size: int, workers: int) -> None:
         assert counted == list(range(size))
 
 
-def test_an_evaluation_may_be_shorter() -> None:
+def test_eval_batches_shortens_evaluation() -> None:
     wanted = config(training={"batch_size": 4, "eval_steps": 1, "eval_batches": 2})
     found = list(feed(Numbers(100), wanted, 1, 3, held=True))
     assert [batch.ids for batch in found] == [[4, 5, 6, 7], [16, 17, 18, 19]]

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("batched", [False, True])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_each_sample_comes_once_where_torchs_own_repeats_some(shuffle: bool, batched: bool) -> None:
+def test_sampler_yields_each_sample_once(shuffle: bool, batched: bool) -> None:
     many, world, seen, order = 22, 3, list[int](), list[int]()
     for own in ranks(world):
         sampler = DistributedSampler(range(many), world, own.rank, shuffle)  # type: ignore[arg-type, var-annotated]
@@ -35,7 +35,7 @@ def test_each_sample_comes_once_where_torchs_own_repeats_some(shuffle: bool, bat
 
 
 @pytest.mark.parametrize("kind", ["DistributedSampler", "Mine"])
-def test_three_ranks_then_two(tmp_path: Path, kind: str) -> None:
+def test_sampler_continues_from_three_ranks_on_two(tmp_path: Path, kind: str) -> None:
     """A user's script with a sampler of its own, interrupted and started on fewer ranks."""
     call, common = "tests.engine.programs.trainings:own_sampler", {VARIABLE: "3", "SAMPLER": kind}
     one = Job(str(tmp_path), [3], {}, {**common, "UNTIL": "1 steps"}, call=call)

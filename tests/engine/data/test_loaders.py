@@ -25,7 +25,9 @@ LIKE_TUPLES = ("namedtuples", "dataclasses", "graphs", "encodings", "sums of gra
 
 
 @pytest.mark.parametrize("nodes", [[1], [2]])
-def test_loaders_that_people_write(tmp_path: Path, nodes: list[int]) -> None:
+def test_common_loaders_train_and_invalid_ones_are_refused(
+    tmp_path: Path, nodes: list[int]
+) -> None:
     """Invalid loaders are refused on all ranks before training begins."""
     job = Job(str(tmp_path / "job"), nodes, {}, call="tests.engine.programs.habits:loaders")
     (codes,) = run(job)
@@ -66,7 +68,7 @@ def ranks(world: int) -> list[Ranks]:
 @given(
     some.integers(1, 4), some.integers(1, 5), some.integers(0, 30), some.booleans(), some.booleans()
 )
-def test_other_ranks_go_on_after_any_sample(
+def test_epoch_continues_on_other_ranks_from_any_position(
     size: int, world: int, position: int, shuffle: bool, drops: bool
 ) -> None:
     """The rest of an epoch has each remaining sample once, from any position and world size."""
@@ -92,7 +94,7 @@ def test_other_ranks_go_on_after_any_sample(
 
 
 @pytest.mark.parametrize(("many", "position"), [(58, 56), (29, 28), (1, 0), (3, 0)])
-def test_ranks_for_which_nothing_is_left_go_on(many: int, position: int) -> None:
+def test_ranks_without_samples_continue(many: int, position: int) -> None:
     """Before the last step of an epoch, or with fewer samples than ranks."""
     loader = DataLoader(range(many), batch_size=1, shuffle=True)  # type: ignore[arg-type, var-annotated]
     parts = [list(MapShard(loader, own, 3).epoch(0, position)) for own in ranks(8)]
@@ -102,7 +104,7 @@ def test_ranks_for_which_nothing_is_left_go_on(many: int, position: int) -> None
 
 
 @pytest.mark.parametrize("position", [0, 7 * 64])
-def test_a_sampler_of_a_users_own_loses_nothing_in_the_midst(position: int) -> None:
+def test_own_sampler_loses_no_sample_after_resume(position: int) -> None:
     many = 99 * 64 + 57
     loader = DataLoader(range(many), batch_size=64, drop_last=True, sampler=InOrder(range(many)))  # type: ignore[arg-type, var-annotated]
     parts = list(MapShard(loader, ranks(1)[0], 3).epoch(0, position))

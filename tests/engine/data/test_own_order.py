@@ -27,7 +27,7 @@ def results(job: Job) -> list[Any]:
 @pytest.mark.parametrize(
     ("ranks", "workers", "kinds"), [(2, 0, SAME), (1, 2, FEW)], ids=["two ranks", "workers"]
 )
-def test_a_resume_on_the_same_ranks_goes_on_to_the_sample(
+def test_resume_on_same_ranks_continues_own_order(
     tmp_path: Path, ranks: int, workers: int, kinds: tuple[str, ...]
 ) -> None:
     env = {"WORKERS": str(workers), "KINDS": ",".join(kinds)}
@@ -46,7 +46,7 @@ def test_a_resume_on_the_same_ranks_goes_on_to_the_sample(
 
 
 @pytest.mark.parametrize(("first", "then"), [(2, 1), (1, 2)])
-def test_a_resume_on_other_ranks_needs_a_state_or_our_sampler(
+def test_resume_on_other_ranks_needs_state_or_known_sampler(
     tmp_path: Path, first: int, then: int
 ) -> None:
     began = Job(str(tmp_path), [first], {}, call=f"{PROGRAMS}:elsewhere")

@@ -51,7 +51,7 @@ def norms(job: Job) -> list[float]:
     [(DECODER, ([2, 2], {})), (RANKING, ([3], fsdp("full_shard")))],
     ids=["decoder", "ranking"],
 )
-def test_the_first_weights_depend_on_no_mesh(
+def test_first_weights_are_independent_of_mesh(
     tmp_path: Path, base: Any, sharded: tuple[list[int], dict[str, Any]]
 ) -> None:
     """They are made shard by shard; the losses from the first on are those of one process."""
@@ -72,7 +72,7 @@ def options(section: str, **values: Any) -> dict[str, Any]:
     return {section: values}
 
 
-def test_what_only_saves_memory_or_time_changes_no_number(tmp_path: Path) -> None:
+def test_memory_and_speed_options_change_no_number(tmp_path: Path) -> None:
     how = {
         "plain": {},
         "recomputed": options("training", activation_checkpointing="full"),

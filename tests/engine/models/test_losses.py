@@ -29,30 +29,30 @@ IMAGE, TARGETS, SCALAR = torch.ones(3, 8, 8), torch.ones(4), torch.tensor(0.5)
         (["a"] * 8, 8, 8),
     ],
 )
-def test_the_samples_of_a_batch(batch: Any, drawn: int | None, size: int) -> None:
+def test_samples_in_counts_batch(batch: Any, drawn: int | None, size: int) -> None:
     assert samples_in(batch, drawn) == size
 
 
-def test_tensors_of_other_lengths_say_nothing_of_the_samples() -> None:
+def test_samples_in_refuses_unequal_tensors() -> None:
     with pytest.raises(UsageError, match="have 3 and 4 rows"):
         samples_in(([IMAGE] * 4, [TARGETS]))
     with pytest.raises(UsageError, match="have no rows"):
         samples_in({"id": ["a", "b"]})
 
 
-def test_what_is_computed_in_fp64_is_summed_in_it() -> None:
+def test_totals_keep_fp64() -> None:
     for given, kept in ((torch.float64, torch.float64), (torch.bfloat16, torch.float32)):
         loss = torch.tensor(0.1, dtype=given)
         assert totals("the loss", loss, TARGETS, None)["loss"][0].dtype == kept
 
 
-def test_a_loss_with_weights_of_its_own_is_refused() -> None:
+def test_loss_with_weights_is_refused() -> None:
     """No optimizer would train them."""
     with pytest.raises(UsageError, match=r"the loss \(Bilinear\) has weights of its own"):
         Losses(torch.nn.Bilinear(2, 2, 1), None, {})
 
 
-def test_a_dict_of_outputs_is_no_loss_of_the_only_optimizer() -> None:
+def test_dict_of_outputs_is_refused_as_loss() -> None:
     """As a model of transformers gives it, whose step forgot `.loss`."""
     with pytest.raises(CheckFailed, match="gave a dict, which is no loss") as refused:
         by_optimizer([""], {"loss": SCALAR, "logits": TARGETS}, TARGETS, 4, [""])

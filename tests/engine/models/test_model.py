@@ -120,7 +120,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("model", KINDS.values(), ids=KINDS)
-def test_it_computes_what_a_plain_decoder_does(model: dict[str, Any]) -> None:
+def test_decoder_computes_as_plain_decoder(model: dict[str, Any]) -> None:
     made, data = decoder(**model), batch()
     sums = made(data)
     assert sums.count == 3 * 11 - 5
@@ -134,7 +134,7 @@ def test_it_computes_what_a_plain_decoder_does(model: dict[str, Any]) -> None:
         torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-5, msg=name)
 
 
-def test_positions_are_told_apart_in_bf16() -> None:
+def test_decoder_in_bf16_keeps_positions_apart() -> None:
     """The angles are computed in fp32, and in bf16 the loss is still a sum in fp32."""
     made, data = decoder(), batch(size=64, length=40)
     expected = made(data)
@@ -145,7 +145,7 @@ def test_positions_are_told_apart_in_bf16() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", ["fp32", "autocast"])
-def test_blocks_compile_without_a_break(kept: str) -> None:
+def test_blocks_compile_without_graph_break(kept: str) -> None:
     made, data = decoder(num_kv_heads=2), batch()
     expected = made(data).loss.item()
     for block in made.blocks:
@@ -173,7 +173,7 @@ def head(tokens: int = 200, dim: int = 8, vocab_size: int = 500) -> tuple[Tensor
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 200, 4096])
-def test_chunks_change_nothing(chunk: int) -> None:
+def test_chunked_loss_equals_whole_loss(chunk: int) -> None:
     hidden, weight, targets = head()
     expected = F.cross_entropy(hidden @ weight.T, targets, reduction="sum")
     wanted = torch.autograd.grad(expected, (hidden, weight))
@@ -186,7 +186,7 @@ def test_chunks_change_nothing(chunk: int) -> None:
     assert sums.extra["correct"] == ((hidden @ weight.T).argmax(1) == targets).sum()
 
 
-def test_nothing_to_guess_is_no_loss() -> None:
+def test_loss_without_targets_is_zero() -> None:
     hidden, weight, targets = head()
     sums = losses.summed(hidden, weight, targets.fill_(-100), 16, count_correct=True)
     sums.loss.backward()
@@ -213,7 +213,7 @@ def rows_of(wanted: Config, rank: int, shape: tuple[int, ...], file: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [(2,), (3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("kind", ["decoder", "ranking"])
-def test_a_mesh_of_any_shape_begins_with_the_same_values(
+def test_mesh_of_any_shape_starts_with_same_values(
     kind: str, shape: tuple[int, ...], tmp_path: Path
 ) -> None:
     words = {"model_dim": 24, "num_layers": 1, "vocab_size": 61, "num_heads": 2}
@@ -241,7 +241,7 @@ def test_a_mesh_of_any_shape_begins_with_the_same_values(
     assert pieces == [{}] * len(pieces)
 
 
-def test_first_values_know_compiled_blocks_and_leave_the_random_state_alone() -> None:
+def test_initialise_handles_compiled_blocks_and_keeps_random_state() -> None:
     state = torch.get_rng_state()
     plain, wrapped = build.build(config()), build.build(config())
     wrapped.blocks[0] = torch.compile(wrapped.blocks[0], backend="eager")  # type: ignore[index,operator]
@@ -255,7 +255,7 @@ def test_first_values_know_compiled_blocks_and_leave_the_random_state_alone() ->
 # -- counting -----------------------------------------------------------------------------------
 
 
-def test_a_llama_has_the_flops_that_the_field_counts() -> None:
+def test_llama_has_published_flops() -> None:
     shape = {"vocab_size": 128256, "num_layers": 16, "model_dim": 2048, "num_heads": 32}
     more = {"num_kv_heads": 8, "mlp_hidden_dim": 8192, "tie_embeddings": True}
     made = config({"dataset": {"kind": "synthetic", "sequence_length": 4096}}, **shape, **more)
@@ -265,7 +265,7 @@ def test_a_llama_has_the_flops_that_the_field_counts() -> None:
     assert (build.flops_per_sample(made, model) or 0) / 4096 == pytest.approx(9.03e9, rel=0.002)
 
 
-def test_a_step_counts_tokens_or_samples() -> None:
+def test_nominal_count_is_tokens_or_samples() -> None:
     training = {"training": {"batch_size": 3, "gradient_accumulation": 2}}
     assert build.nominal_count(config(training), world=4) == 24 * 64
     ranking = parse.build(

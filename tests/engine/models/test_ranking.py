@@ -95,7 +95,7 @@ def plain_loss(made: Ranking, data: dict[str, Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("hidden", [None, 24])
-def test_it_computes_what_a_plain_one_does(hidden: int | None) -> None:
+def test_ranking_computes_as_plain_model(hidden: int | None) -> None:
     made, data = ranking(mlp_hidden_dim=hidden), batch()
     sums = made(data)
     assert sums.count == 7
@@ -107,7 +107,7 @@ def test_it_computes_what_a_plain_one_does(hidden: int | None) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_its_flops_are_six_per_matrix_entry_and_feature_and_attention() -> None:
+def test_ranking_flops_match_formula() -> None:
     made = build.build(config())
     sizes = {name: w.numel() for name, w in made.named_parameters() if w.dim() == 2}
     blocks = sum(size for name, size in sizes.items() if name.startswith("blocks"))
@@ -116,7 +116,7 @@ def test_its_flops_are_six_per_matrix_entry_and_feature_and_attention() -> None:
     assert build.flops_per_sample(config(), made) == expected
 
 
-def test_labels_are_lost_in_no_precision() -> None:
+def test_labels_keep_precision() -> None:
     made, data = ranking(), batch()
     expected = made(data).loss.item()
     low = made.to(torch.bfloat16)

@@ -63,7 +63,7 @@ def config(name: str = "mine.models:build", **args: Any) -> Config:
     return parse.build(Config, {"model": model, "training": {"seed": 4}})
 
 
-def test_a_model_is_built_from_the_working_directory_with_the_seed() -> None:
+def test_target_model_is_built_with_seed() -> None:
     torch.manual_seed(4)
     expected = nn.Linear(3, 2, bias=False)
     made = build.build(config(size=3, bias=False))
@@ -75,7 +75,7 @@ def test_a_model_is_built_from_the_working_directory_with_the_seed() -> None:
 
 
 @pytest.mark.parametrize("results", [12, lambda: 12.0])
-def test_a_model_of_the_users_may_tell_its_flops(results: Any) -> None:
+def test_target_model_may_report_flops(results: Any) -> None:
     made = build.build(config(size=3))
     made.flops_per_sample = results  # type: ignore[assignment]
     assert build.flops_per_sample(config(size=3), made) == 12.0
@@ -94,7 +94,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_name_that_leads_nowhere_is_told_in_words(name: str) -> None:
+def test_unresolvable_target_is_explained(name: str) -> None:
     what, fix = WRONG[name]
     with pytest.raises(UsageError) as error:
         build.build(config(name))
@@ -103,7 +103,7 @@ def test_a_name_that_leads_nowhere_is_told_in_words(name: str) -> None:
     assert fix in error.value.fix
 
 
-def test_what_the_users_code_raises_passes_through() -> None:
+def test_errors_of_user_code_pass_through() -> None:
     with pytest.raises(KeyError, match="theirs"):
         build.build(config("mine.models:broken"))
     with pytest.raises(ModuleNotFoundError, match="not_installed_here"):
@@ -115,7 +115,7 @@ def test_what_the_users_code_raises_passes_through() -> None:
 ONE = torch.tensor(1.5)
 
 
-def test_a_loss_function_of_the_users_is_called_with_model_and_batch() -> None:
+def test_target_loss_is_called_with_model_and_batch() -> None:
     sections = {"training": {"loss": "mine.models:loss"}, "model": {"target": "mine.models:build"}}
     totals = build.loss_of(parse.build(Config, sections))(nn.Linear(3, 2), torch.ones(5, 3))
     _, count = totals["loss"]
@@ -137,7 +137,7 @@ def test_a_loss_function_of_the_users_is_called_with_model_and_batch() -> None:
         ((ONE, 1, {"far": None}), "it: 'far' is a NoneType, not one number"),
     ],
 )
-def test_anything_else_is_told_why_a_sum_and_a_count(given: Any, words: str) -> None:
+def test_loss_without_sum_and_count_is_explained(given: Any, words: str) -> None:
     with pytest.raises(CheckFailed) as error:
         as_sums(given, "it")
     assert error.value.what.startswith(words)
@@ -145,7 +145,7 @@ def test_anything_else_is_told_why_a_sum_and_a_count(given: Any, words: str) -> 
     assert "Means of batches that hold unequally many" in error.value.fix
 
 
-def test_further_metrics_are_named() -> None:
+def test_extra_metrics_need_names() -> None:
     with pytest.raises(CheckFailed, match="it gave a list after the sum and the count"):
         as_sums((ONE, 1, [ONE]), "it")
     for taken in ("loss", "count"):
@@ -154,7 +154,7 @@ def test_further_metrics_are_named() -> None:
 
 
 @pytest.mark.slow
-def test_the_example_of_the_docs_trains(tmp_path: Path) -> None:
+def test_documented_example_trains(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs" / "own_model.md").read_text()
     blocks = dict(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL))
     (tmp_path / "my_model.py").write_text(blocks["python"])

@@ -53,7 +53,7 @@ def traced(path: Path) -> tuple[dict[str, Any], list[TraceEvent]]:
         return trace.about, events
 
 
-def test_all_ranks_trace_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_ranks_trace_requested_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
     run_dir = RunDir("asked", 0)
     asked, plain = job(Path(run_dir.path)), job(tmp_path / "plain")

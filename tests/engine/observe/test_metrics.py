@@ -84,7 +84,7 @@ def slow_rank(rank: int, directory: Path) -> None:
         (directory / f"{name} {rank}").write_text(json.dumps(found))
 
 
-def test_who_waits_for_a_slow_rank_sees_it_in_exposed_communication(tmp_path: Path) -> None:
+def test_waiting_for_slow_rank_is_exposed_communication(tmp_path: Path) -> None:
     pair.run(slow_rank, tmp_path)
 
     def found(name: str, rank: int) -> dict[str, Any]:
@@ -100,13 +100,13 @@ def test_who_waits_for_a_slow_rank_sees_it_in_exposed_communication(tmp_path: Pa
         assert found(way, 1)["forward_backward_ms"] > 0
 
 
-def test_one_process_waits_for_nobody() -> None:
+def test_one_process_has_no_exposed_communication() -> None:
     found = measure(Sleepy(0))
     assert found["exposed_comm_ms"] == 0
     assert found["data_ms"] is not None and found["data_ms"] > 15
 
 
-def test_an_inner_phase_is_taken_from_the_outer() -> None:
+def test_inner_phase_is_subtracted_from_outer() -> None:
     phases = Phases(CPU, nn.Linear(1, 1))
     with pytest.raises(ValueError), phases("optimizer"):
         with phases("exposed_comm"):
@@ -149,7 +149,7 @@ class Event:
         assert not math.isnan(self.at)
 
 
-def test_on_a_gpu_phases_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_phases_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None:
     compute = Stream()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: compute)
     monkeypatch.setattr(torch.cuda, "Event", Event)
@@ -179,7 +179,7 @@ def test_on_a_gpu_phases_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) ->
 # -- memory ---------------------------------------------------------------------------------------
 
 
-def test_memory_of_the_process() -> None:
+def test_memory_of_process_is_measured() -> None:
     before, _ = memory(CPU)
     block = torch.ones(16 << 20)  # 64 MiB
     now, most = memory(CPU)
@@ -201,7 +201,7 @@ def steps_of(file: Path) -> list[int]:
     return [json.loads(line)["step"] for line in file.read_text().splitlines()]
 
 
-def test_a_new_run_begins_a_new_file_and_a_resumed_one_goes_on(outputs: Path) -> None:
+def test_metrics_file_starts_new_or_continues_after_resume(outputs: Path) -> None:
     file = outputs / "rank_03_metrics.jsonl"
 
     def run(steps: range, after: int = 0) -> list[int]:
@@ -222,7 +222,7 @@ def test_a_new_run_begins_a_new_file_and_a_resumed_one_goes_on(outputs: Path) ->
     assert [path.name for path in outputs.iterdir()] == [file.name]
 
 
-def test_a_line_is_there_when_it_is_written_and_is_json(outputs: Path) -> None:
+def test_metrics_line_is_flushed_valid_json(outputs: Path) -> None:
     with closing(MetricsFile(0)) as metrics:
         metrics.write({"step": 1, "loss": math.nan, "grad_norm": math.inf, "mfu": None, "lr": 0.1})
         (line,) = (outputs / "rank_00_metrics.jsonl").read_text().splitlines()
@@ -232,7 +232,7 @@ def test_a_line_is_there_when_it_is_written_and_is_json(outputs: Path) -> None:
     assert found == {"rank": 0, **expected}
 
 
-def test_no_experiment_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_need_an_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ORCHESTRATOR_EXPERIMENT", raising=False)
     monkeypatch.chdir(tmp_path)
     with closing(MetricsFile(0)) as metrics:
@@ -240,7 +240,7 @@ def test_no_experiment_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not list(tmp_path.iterdir())
 
 
-def test_a_directory_that_cannot_be_is_told_once(
+def test_unwritable_directory_is_reported_once(
     outputs: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     outputs.parent.touch()
@@ -252,7 +252,7 @@ def test_a_directory_that_cannot_be_is_told_once(
     assert "Not a directory" in error
 
 
-def test_a_file_that_could_not_be_begun_is_begun_later(outputs: Path) -> None:
+def test_metrics_file_is_opened_later_if_it_could_not(outputs: Path) -> None:
     """With what an attempt before it had written up to its checkpoint."""
     file, aside = outputs / "rank_00_metrics.jsonl", outputs.with_name("aside")
     outputs.mkdir(parents=True)
@@ -266,7 +266,7 @@ def test_a_file_that_could_not_be_begun_is_begun_later(outputs: Path) -> None:
         assert steps_of(file) == [1, 3]
 
 
-def test_a_full_disk_costs_lines_and_no_half_ones(
+def test_full_disk_loses_whole_lines_alone(
     outputs: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A limit on the size of files is refused in the same two ways: a part of a line, then none."""
@@ -291,7 +291,7 @@ def test_a_full_disk_costs_lines_and_no_half_ones(
 # -- the line on screen ---------------------------------------------------------------------------
 
 
-def test_the_estimate_leaves_out_the_first_step_and_pauses_have_their_share() -> None:
+def test_estimate_skips_first_step_and_spreads_pauses() -> None:
     now = 0.0
     estimate = Estimate(clock=lambda: now)
     now = 60.0  # compilation
@@ -327,7 +327,7 @@ RECORD: dict[str, float | None] = {
 }
 
 
-def test_a_line_of_progress() -> None:
+def test_progress_line_is_formatted() -> None:
     assert progress(RECORD, 1000, 3725.0) == (
         "step    7/1000  loss 2.3457  grad 0.5  12,346 tokens/s  123.4 ms/step  1 h 02 min left"
     )
@@ -343,7 +343,7 @@ def unit(config: Config, losses: Loss) -> str:
     return Parts(config, nothing, nothing, nothing, nothing, losses, nothing).unit
 
 
-def test_speed_is_in_what_the_loss_counts() -> None:
+def test_speed_unit_follows_loss() -> None:
     text, ranking = (
         Config(),
         Config(model=ModelConfig(kind="ranking"), dataset=DatasetConfig(kind="synthetic")),

@@ -51,7 +51,7 @@ def names(path: Path) -> set[str]:
         return {event["name"] for event in json.load(file)["traceEvents"]}
 
 
-def test_one_rank(tmp_path: Path) -> None:
+def test_profile_of_one_rank_is_written(tmp_path: Path) -> None:
     said: list[str] = []
     assert run(WANTED, tmp_path, 6, said, alone()) == [4, 5, 6]
     directory = tmp_path / "profile"
@@ -65,7 +65,7 @@ def test_one_rank(tmp_path: Path) -> None:
     assert said == [f"profile of steps 3 to 4 in {directory}; `orchestrator profile` reads it"]
 
 
-def test_half_a_trace_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partial_trace_has_temporary_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of a node are fetched while the job runs, but not under temporary names."""
     export = torch.profiler.profile.export_chrome_trace
     written: list[str] = []
@@ -79,14 +79,14 @@ def test_half_a_trace_is_no_result(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert written and all(map(STAY_HIDDEN.fullmatch, written)), written
 
 
-def test_a_run_that_ends_early_says_so(tmp_path: Path) -> None:
+def test_early_end_reports_missing_profile(tmp_path: Path) -> None:
     said: list[str] = []
     assert run(WANTED, tmp_path, 3, said, alone()) == []
     assert said == ["the run ended 1 steps before its profile was complete: no trace"]
     assert not list(tmp_path.iterdir())
 
 
-def test_an_error_in_the_training_stays_the_error(tmp_path: Path) -> None:
+def test_error_in_training_is_raised_unchanged(tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(ZeroDivisionError), Profile(WANTED, tmp_path, alone(), said.append) as now:
         for _ in range(3):
@@ -97,7 +97,7 @@ def test_an_error_in_the_training_stays_the_error(tmp_path: Path) -> None:
     assert run(WANTED, tmp_path, 4, said, alone()) == [4]
 
 
-def test_a_directory_that_cannot_be_is_told(
+def test_unwritable_directory_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "profile").touch()
@@ -109,7 +109,7 @@ def test_a_directory_that_cannot_be_is_told(
     assert said[-1].startswith("no rank could write a trace: rank 0: ")
 
 
-def test_by_hand_it_is_written_where_one_is(
+def test_profile_by_hand_is_written_to_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -137,7 +137,7 @@ def two_ranks(rank: int, directory: Path) -> None:
             (directory / f"{name} said").write_text("\n".join(said))
 
 
-def test_a_full_disk_costs_one_trace(tmp_path: Path) -> None:
+def test_full_disk_loses_one_trace(tmp_path: Path) -> None:
     results = pair.run(two_ranks, tmp_path)
 
     for full in (0, 1):
@@ -151,7 +151,7 @@ def test_a_full_disk_costs_one_trace(tmp_path: Path) -> None:
         assert f"it lacks rank {full}: " in said
 
 
-def test_it_is_imported_only_when_it_is_enabled(
+def test_profiler_is_imported_only_if_enabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # An import of it fails from here on.

@@ -52,7 +52,7 @@ from orchestrator.engine.observe import speed
         ("AMD Instinct MI250X", "bf16", 191.5),
     ],
 )
-def test_what_the_vendor_says(name: str, dtype: str, tera: float | None) -> None:
+def test_peak_flops_match_vendor(name: str, dtype: str, tera: float | None) -> None:
     expected = None if tera is None else pytest.approx(tera * 1e12)
     assert speed.peak_flops(name, dtype) == expected
 
@@ -84,21 +84,21 @@ def test_what_the_vendor_says(name: str, dtype: str, tera: float | None) -> None
         "Some Future GPU",
     ],
 )
-def test_what_nobody_said_is_not_guessed(name: str) -> None:
+def test_peak_flops_of_unknown_device_is_none(name: str) -> None:
     assert [speed.peak_flops(name, dtype) for dtype in ("bf16", "fp16", "fp32")] == [None] * 3
 
 
-def test_each_name_has_one_row() -> None:
+def test_device_name_matches_one_row() -> None:
     for name in ("H200", "H20", "H20-3e", "L4", "L40", "L40S", "A10", "A10G", "A100-SXM4-80GB"):
         rows = [row for row in speed.DEVICES if re.fullmatch(row, name)]
         assert len(rows) == 1, (name, rows)
 
 
-def test_fp8_is_not_in_the_table() -> None:
+def test_peak_flops_has_no_fp8() -> None:
     assert speed.peak_flops("NVIDIA H200", "fp8") is None
 
 
-def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_matmul_dtype_follows_precision_and_tf32(monkeypatch: pytest.MonkeyPatch) -> None:
     assert speed.matmul_dtype("bf16") == "bf16"
     assert speed.matmul_dtype("fp32") == "fp32"
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -109,7 +109,7 @@ def test_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_this_machine_is_measured_quickly(dtype: str) -> None:
+def test_measured_matmul_flops_is_quick(dtype: str) -> None:
     began = time.perf_counter()
     found = speed.measured_matmul_flops(torch.device("cpu"), dtype)
     assert 1e7 < found < 1e14

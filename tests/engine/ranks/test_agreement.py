@@ -36,5 +36,5 @@ def takes_weights(rank: int, directory: Path) -> None:
         agreement.take_weights_of_first(model)
 
 
-def test_all_take_the_weights_of_rank_0(tmp_path: Path) -> None:
+def test_all_ranks_take_weights_of_rank_0(tmp_path: Path) -> None:
     pair.run(takes_weights, tmp_path)

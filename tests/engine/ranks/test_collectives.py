@@ -32,12 +32,12 @@ def done(directory: Path, nodes: list[int], function: str) -> Job:
 
 
 @pytest.mark.parametrize("nodes", [[1], [2], [2, 2]])
-def test_values_are_those_computed_by_hand(tmp_path: Path, nodes: list[int]) -> None:
+def test_collectives_return_values_computed_by_hand(tmp_path: Path, nodes: list[int]) -> None:
     job = done(tmp_path, nodes, "values")
     assert len(list(job.path.glob("done_*"))) == sum(nodes)
 
 
-def test_without_a_process_group_it_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collectives_work_without_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     one = torch.tensor([1, 2])
@@ -58,7 +58,7 @@ def test_without_a_process_group_it_is_one_process(monkeypatch: pytest.MonkeyPat
         distributed.broadcast_object(1, src=1)
 
 
-def test_backends() -> None:
+def test_choose_backend_by_build_and_gpu() -> None:
     assert distributed.choose_backend("gloo") == "gloo"
     with pytest.raises(UsageError, match="did you mean 'nccl'"):
         distributed.choose_backend("ncl")
@@ -82,7 +82,7 @@ def test_backends() -> None:
         ),
     ],
 )
-def test_half_an_environment_is_refused(
+def test_partial_environment_is_refused(
     monkeypatch: pytest.MonkeyPatch, env: dict[str, str], words: str
 ) -> None:
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
@@ -96,7 +96,7 @@ def test_half_an_environment_is_refused(
 # -- launch -----------------------------------------------------------------------------------
 
 
-def test_launch_gives_results_by_rank() -> None:
+def test_launch_returns_results_by_rank() -> None:
     # A nested function travels with its closure.
     here = 10.0
 
@@ -106,19 +106,19 @@ def test_launch_gives_results_by_rank() -> None:
     assert spawn.launch(inner, (), 2) == [(0, 21.0), (1, 21.0)]
 
 
-def test_what_a_rank_raises_is_raised() -> None:
+def test_launch_raises_exception_of_rank() -> None:
     with pytest.raises(KeyError, match="the dog ate it") as raised:
         spawn.launch(collected.fails, (), 2)
     assert "Process 1 terminated" in str(raised.value.__cause__)
     assert "collectives.py" in str(raised.value.__cause__)
 
 
-def test_a_rank_that_is_killed_is_named() -> None:
+def test_launch_names_killed_rank() -> None:
     with pytest.raises(JobFailed, match="rank 0 ended with SIGKILL and gave no result"):
         spawn.launch(collected.dies, (), 1)
 
 
-def test_an_exception_that_cannot_travel_is_told_in_words() -> None:
+def test_unpicklable_exception_is_sent_as_text() -> None:
     sent = spawn.as_sent(collected.Odd(7, more="lost"))
     assert str(pickle.loads(sent)) == "Odd: 7: lost"
 
@@ -128,7 +128,7 @@ def waits(rank: int, world_size: int, directory: Path) -> None:
     time.sleep(600)
 
 
-def test_nothing_is_left_of_a_launcher_that_was_killed(tmp_path: Path) -> None:
+def test_killed_launcher_leaves_no_process(tmp_path: Path) -> None:
     launcher = os.fork()
     if launcher == 0:
         try:
@@ -152,7 +152,7 @@ def state(pid: int) -> str:
         return "(zombie)"
 
 
-def test_launch_refuses_what_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_refuses_invalid_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match=r"takes \(\) -> 'None'"):
         spawn.launch(collected.fails, [1], 2)
     with pytest.raises(UsageError, match=r"nprocs must be at least 1 \(got 0\)"):

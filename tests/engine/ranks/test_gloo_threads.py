@@ -13,7 +13,7 @@ from orchestrator.engine.ranks import ranks
 PR_SET_NAME = 15
 
 
-def test_a_thread_that_works_without_the_interpreter_is_waited_for(
+def test_finish_waits_for_thread_outside_interpreter(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The call takes long on a busy machine.

@@ -19,7 +19,7 @@ from orchestrator.engine.ranks import ranks
         (None, 1, 1, None),
     ],
 )
-def test_a_wrapper_may_show_each_rank_its_own_gpu(
+def test_device_of_rank_follows_visible_devices(
     monkeypatch: pytest.MonkeyPatch, visible: str | None, local: int, count: int, expected: int
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

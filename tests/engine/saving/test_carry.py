@@ -18,7 +18,7 @@ def sent(names: list[str], copies: int) -> list[str]:
     return [f"{each.name} {each.source}>{each.target}" for each in deliverys]
 
 
-def test_each_part_goes_to_the_next_node_and_what_is_alike_to_all() -> None:
+def test_transfers_send_each_part_to_next_node() -> None:
     names = [".metadata", "__0_0.distcp", "__1_0.distcp", "__2_0.distcp", "__3_0.distcp"]
     assert sent(names, 1) == []
     ring = ["__0_0.distcp 0>2", "__1_0.distcp 1>2", "__2_0.distcp 2>3", "__3_0.distcp 3>0"]

@@ -22,14 +22,14 @@ def found(experiments: Path, name: str) -> list[int]:
     return [one.step for one in find()]
 
 
-def test_the_newest_run_of_the_same_name_counts(tmp_path: Path) -> None:
+def test_newest_run_of_same_name_is_found(tmp_path: Path) -> None:
     for day, step in ((1, 30), (2, 20)):
         save(checkpoints(tmp_path, f"mine_2026010{day}_000000"), step, progress={"endless": False})
     save(checkpoints(tmp_path, "other_20260103_000000"), 40, progress={"endless": False})
     assert found(tmp_path, "mine_20260104_000000") == [20]
 
 
-def test_a_run_of_another_kind_of_program_is_passed_over(tmp_path: Path) -> None:
+def test_run_of_other_kind_of_program_is_skipped(tmp_path: Path) -> None:
     """Programs share the name by default: the engine's run is no reason for a Trainer to fail."""
     save(checkpoints(tmp_path, "multinode_20260101_000000"), 3, progress={"endless": False})
     save(checkpoints(tmp_path, "multinode_20260102_000000"), 9, progress={"endless": True})

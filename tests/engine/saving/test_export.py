@@ -89,7 +89,7 @@ def same(found: Tensor, expected: Tensor) -> bool:
 
 
 @pytest.mark.slow
-def test_others_read_it(of_three_ranks: Path, tmp_path: Path) -> None:
+def test_export_is_readable_by_safetensors(of_three_ranks: Path, tmp_path: Path) -> None:
     export.export(of_three_ranks, tmp_path / "out")
     found = load_file(tmp_path / "out")
     assert set(found) == set(WHOLE)
@@ -101,7 +101,7 @@ def test_others_read_it(of_three_ranks: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["fp32", "bf16", "fp16"])
-def test_only_floating_point_changes_its_dtype(
+def test_export_converts_floating_point_alone(
     of_three_ranks: Path, tmp_path: Path, name: str
 ) -> None:
     export.export(of_three_ranks, tmp_path / "out", name)
@@ -111,7 +111,7 @@ def test_only_floating_point_changes_its_dtype(
         assert same(found[key], value.to(DTYPES[name]) if floating else value), key
 
 
-def test_what_fp16_cannot_hold(tmp_path: Path) -> None:
+def test_export_refuses_values_beyond_fp16(tmp_path: Path) -> None:
     directory = save(tmp_path / "checkpoints", 1, {"model.big": torch.tensor([1.0, 70_000.0])})
     with pytest.raises(UsageError, match=r"model\.big has values above 65504"):
         export.export(directory, tmp_path / "out", "fp16")
@@ -126,7 +126,7 @@ def flip(directory: Path) -> None:
     file.write_bytes(content)
 
 
-def test_what_is_damaged_is_not_exported(tmp_path: Path) -> None:
+def test_export_refuses_damaged_checkpoint(tmp_path: Path) -> None:
     directory = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(100)})
     flip(directory)
     with pytest.raises(CheckFailed, match=r"is damaged: its sha256"):
@@ -137,13 +137,13 @@ def test_what_is_damaged_is_not_exported(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
-def test_without_weights(tmp_path: Path) -> None:
+def test_export_refuses_checkpoint_without_weights(tmp_path: Path) -> None:
     directory = save(tmp_path / "checkpoints", 1, {"optim.a": torch.ones(1)})
     with pytest.raises(JobFailed, match="nothing in it is called model"):
         export.export(directory, tmp_path / "out")
 
 
-def test_what_is_there_is_replaced_only_when_asked(
+def test_export_replaces_file_only_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)})
@@ -166,12 +166,12 @@ def test_what_is_there_is_replaced_only_when_asked(
 
 
 @pytest.mark.parametrize("out", ["", "none/out"])
-def test_where_nothing_can_be_written(tmp_path: Path, out: str) -> None:
+def test_export_refuses_unwritable_place(tmp_path: Path, out: str) -> None:
     with pytest.raises(UsageError, match=r"is a directory|does not exist"):
         export.export(tmp_path, tmp_path / out)
 
 
-def test_a_directory_for_from_pretrained(tmp_path: Path) -> None:
+def test_export_writes_directory_for_from_pretrained(tmp_path: Path) -> None:
     state = {f"model.{name}": torch.full((4,), float(i)) for i, name in enumerate("abc")}
     configs = {"config.json": '{"dtype": "float32", "width": 4}', "generation_config.json": "{}"}
     progress = {"aliases": {"d": "a"}, "configs": configs}
@@ -199,7 +199,7 @@ def test_a_directory_for_from_pretrained(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "out"]
 
 
-def test_a_model_without_a_config_has_its_weights_exported(tmp_path: Path) -> None:
+def test_export_without_config_writes_weights_alone(tmp_path: Path) -> None:
     directory = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)})
     report = export.export(directory, tmp_path / "out", layout="huggingface")
     assert "without config.json: the checkpoint has none" in report
@@ -219,7 +219,7 @@ def test_a_model_without_a_config_has_its_weights_exported(tmp_path: Path) -> No
     ],
     ids=str,
 )
-def test_configs_of_a_strange_checkpoint_are_refused(tmp_path: Path, configs: Any) -> None:
+def test_export_refuses_damaged_config(tmp_path: Path, configs: Any) -> None:
     place = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)}, {"configs": configs})
     with pytest.raises(JobFailed, match="its copy of the model's config is damaged"):
         export.export(place, tmp_path / "out", "bf16", layout="huggingface")
@@ -244,7 +244,7 @@ def fork(words: list[str], cwd: Path, *, check: bool) -> subprocess.CompletedPro
 
 
 @pytest.mark.slow
-def test_the_newest_that_verifies(
+def test_export_falls_back_to_newest_good_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for step in (1, 2, 3):
@@ -260,7 +260,7 @@ def test_the_newest_that_verifies(
     assert same(found["a"], torch.tensor(2.0, dtype=torch.bfloat16))
 
 
-def test_an_export_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killed_export_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)})
     died = subprocess.CompletedProcess[bytes]([], -9)
     monkeypatch.setattr(subprocess, "run", lambda *words, **options: died)

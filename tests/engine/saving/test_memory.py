@@ -61,7 +61,7 @@ def goes_on(again: Job, step: int, expected: dict[int, dict[str, Any]]) -> None:
     assert again.metrics()[-1]["tokens"] == expected[STEPS]["tokens"]
 
 
-def test_it_goes_on_from_memory_to_the_bit(tmp_path: Path) -> None:
+def test_resume_from_memory_is_exact(tmp_path: Path) -> None:
     """Also after a node was replaced: its memory is empty, the next node has what it had."""
     whole = job(tmp_path, "whole", [2, 2], memory="")
     first = job(tmp_path, "first", [2, 2], until(ENDED))
@@ -121,7 +121,7 @@ HARM: dict[str, tuple[Callable[[Path], None], int, list[str]]] = {
 }  # fmt: skip
 
 
-def test_the_newest_state_that_is_whole_is_taken(tmp_path: Path) -> None:
+def test_newest_whole_state_is_taken(tmp_path: Path) -> None:
     whole = job(tmp_path, "whole", TWO_NODES, SHARDED, memory="")
     first = job(tmp_path, "first", TWO_NODES, SHARDED, until(ENDED), on_disk(tmp_path))
     assert run(whole, first) == [[0, 0]] * 2, first.output()
@@ -142,7 +142,7 @@ def test_the_newest_state_that_is_whole_is_taken(tmp_path: Path) -> None:
         assert losses(again) == after(step, whole), name
 
 
-def test_what_is_not_this_programs_is_passed_over(tmp_path: Path) -> None:
+def test_memory_of_other_program_is_skipped(tmp_path: Path) -> None:
     """Another model's memory is reported and ignored; a later step on disk is preferred."""
     first = job(tmp_path, "first", TWO_NODES, SHARDED, until(5), on_disk(tmp_path, 5),
                 {"checkpoint": {"memory_every": 3}})  # fmt: skip
@@ -197,7 +197,7 @@ def firsts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
 
 
 @pytest.mark.parametrize("name", OTHER_LAYOUTS)
-def test_other_ranks_put_the_state_together_from_memory(
+def test_state_is_assembled_from_memory_on_other_ranks(
     tmp_path: Path, name: str, firsts: dict[str, Job], expected: dict[int, dict[str, Any]]
 ) -> None:
     first, lost, after_it, other, damage = OTHER_LAYOUTS[name]
@@ -212,7 +212,7 @@ def test_other_ranks_put_the_state_together_from_memory(
     goes_on(again, step, expected)
 
 
-def test_where_memory_is_short_it_is_refused_in_words(tmp_path: Path, small_disk: Path) -> None:
+def test_short_or_shared_memory_is_refused(tmp_path: Path, small_disk: Path) -> None:
     """Memory that other users may write to is also refused; the training goes on without."""
     large = {"model": {"args": {"dim": 2000}}, "checkpoint": {"memory_every": 1}}
     tight = job(tmp_path, "tight", [1], large, until(2), memory=str(small_disk))
@@ -227,7 +227,7 @@ def test_where_memory_is_short_it_is_refused_in_words(tmp_path: Path, small_disk
     assert not list(open_to_all.memory_of(0).iterdir())
 
 
-def test_the_last_state_of_a_training_that_is_stopped_is_kept(tmp_path: Path) -> None:
+def test_last_state_of_stopped_training_is_kept(tmp_path: Path) -> None:
     """Else a job that is ended to go on with more nodes would lose what came after the last."""
     endless = {"training": {"max_steps": 10**6}, "scheduler": {"total_steps": STEPS}}
     rarely = {"checkpoint": {"memory_every": 1000}}
@@ -239,7 +239,7 @@ def test_the_last_state_of_a_training_that_is_stopped_is_kept(tmp_path: Path) ->
     assert f"resuming after step {last}, from memory" in again.output()
 
 
-def test_states_are_kept_by_the_clock_of_rank_0_unless_the_config_says_how_often(
+def test_memory_states_follow_clock_of_rank_0_by_default(
     tmp_path: Path,
 ) -> None:
     by_clock = {"checkpoint": {"memory_every": None}}

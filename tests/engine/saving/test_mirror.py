@@ -59,7 +59,7 @@ def copied(url: str, places: Sequence[Path], keep: int = 2) -> None:
         copies.close()
 
 
-def test_what_was_copied_comes_back_and_what_is_damaged_does_not(tmp_path: Path, url: str) -> None:
+def test_mirror_returns_copies_and_skips_damaged(tmp_path: Path, url: str) -> None:
     saved = [save(tmp_path / "here", step, progress={"step": step}) for step in (1, 2, 3)]
     copied(url, saved)
     files, root = mirror.remote(url)
@@ -79,7 +79,7 @@ def test_what_was_copied_comes_back_and_what_is_damaged_does_not(tmp_path: Path,
     assert mirror.fetch(f"{url}/nothing", tmp_path / "nothing", print) is None
 
 
-def test_checkpoints_of_another_run_stay(tmp_path: Path, url: str) -> None:
+def test_mirror_keeps_checkpoints_of_other_run(tmp_path: Path, url: str) -> None:
     other = save(tmp_path / "other", 9, progress={"run": vars(TrainingRun("other"))})
     saved = [save(tmp_path / "own", n, progress={"run": vars(OWN)}) for n in (1, 2, 3)]
     copied(url, [other, *saved], keep=1)
@@ -88,7 +88,7 @@ def test_checkpoints_of_another_run_stay(tmp_path: Path, url: str) -> None:
     assert names == ["step_00000003", "step_00000009"]
 
 
-def test_a_file_that_changes_on_its_way_is_no_copy(
+def test_damaged_copy_is_not_published(
     tmp_path: Path, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = save(tmp_path, 1)
@@ -114,7 +114,7 @@ class Slow(Mirror):
         raise OSError("no way")
 
 
-def test_the_newest_wins_and_a_failure_is_said_once(
+def test_mirror_skips_to_newest_and_reports_failure_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slow = Slow(f"file://{tmp_path}/remote")
@@ -130,7 +130,7 @@ def test_the_newest_wins_and_a_failure_is_said_once(
     assert capsys.readouterr().out.count("WARNING: checkpoint.mirror: step_00000001 is not") == 1
 
 
-def test_a_url_that_nothing_can_open_is_refused() -> None:
+def test_unusable_url_is_refused() -> None:
     with pytest.raises(CheckFailed, match="nowhere://x cannot be opened: "):
         Mirror("nowhere://x", 1, partial(is_of, OWN))
 
@@ -145,7 +145,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("apart", [False, True])
-def test_machines_that_never_saw_the_job_go_on(
+def test_new_machines_resume_from_mirror(
     tmp_path: Path, apart: bool, whole: dict[int, float]
 ) -> None:
     """On one disk, where the mirror is named; and on disks of their own, where each node copies

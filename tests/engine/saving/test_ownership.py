@@ -13,7 +13,7 @@ from orchestrator.records import checkpoint_store
 from tests.records.test_checkpoint_store import save
 
 
-def test_what_is_on_disk_counts_if_it_was_saved_after_what_is_in_memory(tmp_path: Path) -> None:
+def test_later_saved_state_comes_first(tmp_path: Path) -> None:
     """A node that was away comes back with what an earlier attempt had saved: no step tells."""
     disk, memory = tmp_path / "disk", tmp_path / "memory/trainer1"
     memory.mkdir(parents=True)

@@ -56,7 +56,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     return losses(whole)
 
 
-def test_each_node_keeps_its_part_and_goes_on_from_it_on_any_layout(
+def test_nodes_keep_parts_and_resume_on_any_layout(
     tmp_path: Path, expected: dict[int, float]
 ) -> None:
     first = spread(tmp_path, "first", NODES, saving(), *UNTIL_8)
@@ -85,9 +85,7 @@ def test_each_node_keeps_its_part_and_goes_on_from_it_on_any_layout(
     assert " 0 B came from other nodes" in jobs["same"].output()
 
 
-def test_a_copy_stands_in_for_a_disk_that_is_gone(
-    tmp_path: Path, expected: dict[int, float]
-) -> None:
+def test_copy_replaces_lost_disk(tmp_path: Path, expected: dict[int, float]) -> None:
     first = spread(tmp_path, "first", NODES, saving(copies=2, keep=1), *UNTIL_8)
     assert run(first) == [[0] * 4]
     assert "which is on 2 nodes (checkpoint.copies)" in first.output()
@@ -103,7 +101,7 @@ def test_a_copy_stands_in_for_a_disk_that_is_gone(
     assert losses(again) == {step: expected[step] for step in range(9, STEPS + 1)}
 
 
-def test_what_is_nowhere_is_named_and_an_older_whole_one_is_taken(tmp_path: Path) -> None:
+def test_missing_part_is_named_and_older_checkpoint_taken(tmp_path: Path) -> None:
     first = spread(tmp_path, "first", [1, 1], saving(), *UNTIL_8)
     assert run(first) == [[0] * 2]
     again = spread(tmp_path, "again", [1, 1], resumed())
@@ -122,7 +120,7 @@ def test_what_is_nowhere_is_named_and_an_older_whole_one_is_taken(tmp_path: Path
     assert not list((lost.path / "node1" / NAME / "outputs").glob("checkpoints/.step*"))
 
 
-def test_a_neighbour_without_room_for_a_copy(tmp_path: Path, small_disk: Path) -> None:
+def test_checkpoint_counts_without_room_for_copy(tmp_path: Path, small_disk: Path) -> None:
     """The checkpoint counts all the same, and a resume says which part only one disk had."""
     first = spread(tmp_path, "first", [1, 1], saving(), *UNTIL_8)
     assert run(first) == [[0, 0]]
@@ -148,7 +146,7 @@ def test_a_neighbour_without_room_for_a_copy(tmp_path: Path, small_disk: Path) -
 
 
 @pytest.mark.parametrize("strategy", ["full_shard", "ddp"])
-def test_a_node_without_room_is_named_at_once_and_at_the_end(
+def test_node_without_room_is_reported_at_once_and_at_end(
     tmp_path: Path, small_disk: Path, strategy: str
 ) -> None:
     """With what its disk has, and what a restart goes on from; the head hears of it once."""
@@ -207,7 +205,7 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_node_dies_while_a_checkpoint_is_published(
+def test_death_during_publish_leaves_whole_checkpoint(
     tmp_path: Path, moment: str, of_two: dict[int, float]
 ) -> None:
     """Either the nodes have all of it, or the one before it is whole."""

@@ -22,7 +22,7 @@ WHOLE = BLOCKS * WIDTH * WIDTH * 4  # bytes
 
 
 @pytest.mark.parametrize("nodes", [[2], [1]])
-def test_a_model_is_never_whole_on_a_rank(tmp_path: Path, nodes: list[int]) -> None:
+def test_sharded_load_never_holds_whole_model(tmp_path: Path, nodes: list[int]) -> None:
     job = Job(str(tmp_path / "job"), nodes, {}, call=f"{PROGRAMS}.large:sharded_from_files")
     (codes,) = run(job)
     assert codes == [0] * sum(nodes), job.output()
@@ -43,7 +43,7 @@ def test_a_model_is_never_whole_on_a_rank(tmp_path: Path, nodes: list[int]) -> N
         assert results["taken"] < WHOLE / sum(nodes) + WHOLE / 4
 
 
-def test_a_models_function_may_leave_its_memory_to_the_engine(tmp_path: Path) -> None:
+def test_target_model_on_meta_device_is_loaded(tmp_path: Path) -> None:
     """Made on the meta device or not, it begins with the same weights; without a file, never."""
     file = tmp_path / "model.safetensors"
     save_file(own.model().state_dict(), file)
@@ -77,14 +77,14 @@ def refused(path: Path) -> str:
 
 
 @pytest.mark.parametrize("keep", [0, 7, 30, -1])
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, keep: int) -> None:
+def test_unreadable_weights_file_is_named(tmp_path: Path, keep: int) -> None:
     path = saved(tmp_path)
     path.write_bytes(path.read_bytes()[:keep])
     assert f"{path} cannot be read: " in refused(path)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"weight_map": 1}', "\xff", "[" * 9999])
-def test_an_index_that_cannot_be_read_is_named(tmp_path: Path, text: str) -> None:
+def test_unreadable_index_is_named(tmp_path: Path, text: str) -> None:
     saved(tmp_path)
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(text, encoding="latin-1")

@@ -37,7 +37,7 @@ def saved(directory: Path, **state: Any) -> Path:
     return directory
 
 
-def test_what_torch_saves_is_read(tmp_path: Path) -> None:
+def test_every_dtype_is_read(tmp_path: Path) -> None:
     state = {str(kind): torch.ones(3, 2).to(kind) for kind in KINDS}
     saved(tmp_path / "step", **state)
     found = {name: torch.zeros_like(value) for name, value in state.items()}
@@ -48,7 +48,7 @@ def test_what_torch_saves_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_enums_as_any_python_pickles_them(
+def test_enums_of_any_python_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
     """Python 3.11.2, which is Debian 12's, names getattr: no training could go on there."""
@@ -67,7 +67,7 @@ def test_enums_as_any_python_pickles_them(
 @pytest.mark.parametrize(
     "where", ["whole", "inside", "torch.load", "torch.nn.Module", "enum", "Metadata", "_MEM"]
 )
-def test_a_program_in_its_metadata_is_not_run(tmp_path: Path, where: str) -> None:
+def test_code_in_metadata_is_not_run(tmp_path: Path, where: str) -> None:
     path, mark = saved(tmp_path / "step", x=torch.ones(2)), tmp_path / "run"
     metadata = metadata_of(path)
     if where == "whole":
@@ -91,14 +91,14 @@ def test_a_program_in_its_metadata_is_not_run(tmp_path: Path, where: str) -> Non
     assert not mark.exists()
 
 
-def test_what_is_no_metadata(tmp_path: Path) -> None:
+def test_other_pickle_is_no_metadata(tmp_path: Path) -> None:
     path = saved(tmp_path / "step", x=torch.ones(2))
     (path / METADATA).write_bytes(pickle.dumps({"x": 1}))
     with pytest.raises(CheckFailed, match="is not that of a checkpoint"):
         metadata_of(path)
 
 
-def test_a_pickle_in_place_of_a_tensor_is_not_loaded(tmp_path: Path) -> None:
+def test_pickle_in_place_of_tensor_is_not_loaded(tmp_path: Path) -> None:
     mark = tmp_path / "run"
     path = saved(tmp_path / "step", x=Attack(mark))
     metadata = metadata_of(path)
@@ -120,7 +120,7 @@ def published(directory: Path, step: int) -> Path:
     return publish(partial, directory, step, {}, 1, files)
 
 
-def test_nobody_else_may_write_what_is_published(tmp_path: Path) -> None:
+def test_published_files_are_not_writable_by_others(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         path = published(tmp_path, 1)

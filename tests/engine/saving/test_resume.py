@@ -52,7 +52,7 @@ LAYOUTS: dict[str, tuple[list[int], list[dict[str, Any]]]] = {
 }
 
 
-def test_on_any_layout_it_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> None:
+def test_resume_on_any_layout_continues_curve(tmp_path: Path) -> None:
     """Bit for bit on the same layout; elsewhere within the rounding of another order of sums."""
     whole = job(tmp_path, "whole", [2, 2], saving(keep=9))
     assert run(whole) == [[0] * 4]
@@ -76,7 +76,7 @@ def test_on_any_layout_it_goes_on_as_if_it_had_not_stopped(tmp_path: Path) -> No
         assert one.metrics()[-1]["tokens"] == whole.metrics()[-1]["tokens"]
 
 
-def test_two_runs_with_one_seed_are_equal_bit_for_bit(tmp_path: Path) -> None:
+def test_two_runs_with_one_seed_are_equal(tmp_path: Path) -> None:
     exact = {
         "training": {"deterministic": True, "max_steps": 4},
         "model": {"target": None, "args": {}},
@@ -90,7 +90,7 @@ def test_two_runs_with_one_seed_are_equal_bit_for_bit(tmp_path: Path) -> None:
     assert losses(one) == losses(two)
 
 
-def test_killed_at_any_moment_it_resumes_and_ends_the_same(tmp_path: Path) -> None:
+def test_killed_training_resumes_to_same_end(tmp_path: Path) -> None:
     """So many times SIGKILL of all ranks, also while a checkpoint is written or pruned."""
     steps = {"training": {"max_steps": 10**6}, "scheduler": {"total_steps": 10**6}}
     shared = {"directory": str(tmp_path / "checkpoints"), "resume": "auto", "keep": 2}
@@ -129,7 +129,7 @@ def test_killed_at_any_moment_it_resumes_and_ends_the_same(tmp_path: Path) -> No
     assert 1 <= len(left) <= 3
 
 
-def test_a_flipped_bit_is_found_and_the_one_before_is_taken(tmp_path: Path) -> None:
+def test_damaged_checkpoint_falls_back_to_previous(tmp_path: Path) -> None:
     first = job(tmp_path, "a", [2], saving())
     assert run(first) == [[0, 0]]
     places = first.experiment() / "outputs/checkpoints"
@@ -150,7 +150,7 @@ def test_a_flipped_bit_is_found_and_the_one_before_is_taken(tmp_path: Path) -> N
     assert "none of its checkpoints verifies" in refused.output()
 
 
-def test_a_full_disk_costs_a_checkpoint_and_nothing_else(tmp_path: Path, small_disk: Path) -> None:
+def test_full_disk_costs_one_checkpoint(tmp_path: Path, small_disk: Path) -> None:
     """Ballast after the first save: the next one fails, the first stays, training goes on. The last
     one is all that there is of the training: without it, a run has failed."""
     there = {"directory": str(small_disk / "ckpt"), "asynchronous": True}
@@ -191,7 +191,7 @@ def free(directory: Path) -> int:
     return shutil.disk_usage(directory).free
 
 
-def test_without_a_shared_disk_every_node_keeps_its_own(tmp_path: Path) -> None:
+def test_nodes_without_shared_disk_keep_their_own(tmp_path: Path) -> None:
     one = job(tmp_path, "a", [1, 1], saving(4, keep=2), own_disks=True)
     assert run(one) == [[0] * 2]
     for node in range(2):
@@ -204,7 +204,7 @@ def test_without_a_shared_disk_every_node_keeps_its_own(tmp_path: Path) -> None:
     assert "resuming after step 12" in two.output()
 
 
-def test_auto_takes_the_newest_run_of_the_same_name(tmp_path: Path) -> None:
+def test_auto_resumes_newest_run_of_same_name(tmp_path: Path) -> None:
     first = job(tmp_path, "a", [1], saving())
     assert run(first) == [[0]]
     newest = checkpoint_store.every(first.experiment() / "outputs/checkpoints")[0].progress
@@ -223,7 +223,7 @@ def test_auto_takes_the_newest_run_of_the_same_name(tmp_path: Path) -> None:
     assert f"nothing to resume from in {directory}: starting from the beginning" in new.output()
 
 
-def test_what_does_not_fit_is_refused_in_words(tmp_path: Path) -> None:
+def test_unfit_checkpoint_is_refused(tmp_path: Path) -> None:
     first = job(tmp_path, "a", [2], saving())
     other = job(tmp_path, "b", [2], resumed(first.experiment()), {"model": {"args": {"dim": 4}}})
     sgd = job(tmp_path, "c", [2], resumed(first.experiment()), {"optimizer": {"name": "sgd"}})
@@ -233,7 +233,7 @@ def test_what_does_not_fit_is_refused_in_words(tmp_path: Path) -> None:
         assert "Traceback" not in refused.output()
 
 
-def test_an_engine_without_an_experiment_says_that_it_saves_nothing(tmp_path: Path) -> None:
+def test_engine_without_experiment_says_it_saves_nothing(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     by_hand = job(tmp_path, "a", [1], env={"ORCHESTRATOR_EXPERIMENT": ""})
     assert run(by_hand) == [[0]]

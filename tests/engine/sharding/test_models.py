@@ -27,11 +27,11 @@ def trained(directory: Path, nodes: list[int]) -> tuple[Job, list[dict[str, Any]
     return job, each
 
 
-def test_models_train_as_in_a_plain_loop_between_nodes(tmp_path: Path) -> None:
+def test_models_train_as_plain_loop_between_nodes(tmp_path: Path) -> None:
     trained(tmp_path, [2, 2])
 
 
-def test_models_train_as_in_a_plain_loop(tmp_path: Path) -> None:
+def test_models_train_as_plain_loop(tmp_path: Path) -> None:
     job, each = trained(tmp_path, [2])
     for results in each:
         assert results["recomputed"] == [2] * 4

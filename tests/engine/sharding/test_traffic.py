@@ -30,7 +30,7 @@ GROUPS = 3
         ([2], fsdp("full_shard", accumulate="whole"), 1),
     ],
 )
-def test_collectives_per_step_of_three_micro_batches(
+def test_collectives_per_step_are_minimal(
     tmp_path: Path, nodes: list[int], how: dict[str, Any], within: int
 ) -> None:
     """Between nodes each gradient crosses once in a step, from the rank that has its shard, and

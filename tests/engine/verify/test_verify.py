@@ -13,7 +13,7 @@ from orchestrator.engine.verify.collective_bench import COLLECTIVES
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 8, 9, 64])
-def test_all_nodes_meet_once_and_none_twice_in_a_round(nodes: int) -> None:
+def test_rounds_pair_all_nodes_once(nodes: int) -> None:
     plan = pair_bench.rounds(nodes)
     assert sorted(itertools.chain(*plan)) == list(itertools.combinations(range(nodes), 2))
     assert len(plan) == (nodes - 1 if nodes % 2 == 0 else nodes) * (nodes > 1)
@@ -28,9 +28,7 @@ def ranks_of(rank: int, size: int) -> Ranks:
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize(("size", "count"), [(2, 256), (3, 255), (8, 4096)])
-def test_a_right_result_passes_and_a_wrong_element_is_found(
-    name: str, size: int, count: int
-) -> None:
+def test_first_wrong_finds_wrong_element(name: str, size: int, count: int) -> None:
     own = [
         collective_bench.pattern(ranks_of(rank, size), count, collective_bench.factor(rank))
         for rank in range(size)
@@ -65,6 +63,6 @@ def test_sums_are_exact_in_float32() -> None:
     ("name", "two", "eight"),
     [("all_reduce", 1, 1.75), ("all_gather", 0.5, 0.875), ("reduce_scatter", 0.5, 0.875)],
 )
-def test_bus_bandwidth_is_that_of_nccl_tests(name: str, two: float, eight: float) -> None:
+def test_bus_bandwidth_follows_nccl_tests(name: str, two: float, eight: float) -> None:
     busbw = COLLECTIVES[name][1]
     assert (busbw(2), busbw(8)) == (two, eight)

@@ -28,9 +28,7 @@ build.Build(BuildEnvironment(key=key, tree="", name=""), Store()).thread.join()
 """
 
 
-def test_the_next_bootstrap_begins_where_a_server_was_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_build_resumes_after_killed_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o700)
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))
     at_work = tmp_path / "at_work"

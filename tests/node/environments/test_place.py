@@ -23,7 +23,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Environments:
     return Environments()
 
 
-def test_one_without_its_mark_or_python_is_not_whole(here: Environments) -> None:
+def test_packages_is_none_without_seal_or_python(here: Environments) -> None:
     assert here.packages(KEY) is None
     here.seal(KEY)
     assert here.packages(KEY) == {"my-package": "1.5"}
@@ -33,7 +33,7 @@ def test_one_without_its_mark_or_python_is_not_whole(here: Environments) -> None
     assert not Path(here.path(KEY)).exists()
 
 
-def test_names_lead_to_environments(here: Environments) -> None:
+def test_names_link_to_environments(here: Environments) -> None:
     here.link_all("", OTHER)
     here.link_all("", KEY)
     assert Path(here.root, "newest").resolve() == Path(here.path(KEY))
@@ -47,13 +47,13 @@ def test_names_lead_to_environments(here: Environments) -> None:
         here.path("../x")
 
 
-def test_a_directory_of_everybody_is_refused(here: Environments) -> None:
+def test_prepare_refuses_directory_writable_by_everybody(here: Environments) -> None:
     Path(here.root).chmod(0o777)
     with pytest.raises(ValueError, match="may be written by everybody"):
         here.prepare()
 
 
-def test_one_that_another_user_could_replace_is_refused(
+def test_prepare_refuses_directory_that_others_could_replace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The directory around it, and that of what a link leads to; one like /tmp is none of these."""

@@ -44,7 +44,7 @@ WAITS = "import time; print('ready'); time.sleep(1000)"
 
 
 @pytest.mark.slow
-def test_a_look_that_takes_longer_than_the_patience_is_followed_by_a_kill(
+def test_stop_kills_after_slow_look(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine with many processes it may."""
@@ -70,7 +70,7 @@ def refused(session: ServerSession, spec: dict[str, Any]) -> bool:
 
 
 @pytest.mark.slow
-def test_what_was_stopped_first_never_starts(new_job: NewJob, tmp_path: Path) -> None:
+def test_stopped_job_never_starts(new_job: NewJob, tmp_path: Path) -> None:
     job, other = new_job(), new_job()
     spec = job.spec(script(tmp_path, WAITS))
     order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
@@ -91,7 +91,7 @@ def test_what_was_stopped_first_never_starts(new_job: NewJob, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_stop_of_all_jobs_is_one_of_those_that_are_on_their_way(
+def test_stop_of_all_jobs_covers_jobs_being_started(
     home: Path, new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spare_others(monkeypatch, set())
@@ -103,7 +103,7 @@ def test_a_stop_of_all_jobs_is_one_of_those_that_are_on_their_way(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["stop", "stop_all"])
-def test_a_stop_while_a_slow_node_starts_its_supervisor(
+def test_stop_covers_supervisor_being_started(
     home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, job: Job, how: str
 ) -> None:
     """It is known by its command line alone: it has opened nothing yet."""
@@ -136,7 +136,7 @@ def test_a_stop_while_a_slow_node_starts_its_supervisor(
 
 
 @pytest.mark.slow
-def test_a_supervisor_that_comes_after_a_stop_starts_nothing(job: Job, tmp_path: Path) -> None:
+def test_supervisor_after_stop_starts_nothing(job: Job, tmp_path: Path) -> None:
     """The stop has looked between the server's look for its mark and the supervisor's."""
     job.run.create()
     job.run.write_spec(spec_of(job.spec(script(tmp_path, WAITS))))
@@ -149,7 +149,7 @@ def test_a_supervisor_that_comes_after_a_stop_starts_nothing(job: Job, tmp_path:
 
 
 @pytest.mark.slow
-def test_what_would_be_ended_is_only_shown(
+def test_only_show_ends_nothing(
     new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [new_job(), new_job()]
@@ -208,25 +208,25 @@ def nvidia(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
         ("No running processes found", {}),
     ],
 )
-def test_memory_that_a_dead_process_holds(
+def test_gpu_memory_of_dead_process_is_reported(
     nvidia: Callable[[str], None], said: str, found: dict[int, str]
 ) -> None:
     nvidia(f"cat <<'END'\n{said}\nEND")
     assert stop_job.gpu_memory({DEAD}) == (found, "")
 
 
-def test_a_living_process_with_such_a_pid_is_anothers(nvidia: Callable[[str], None]) -> None:
+def test_gpu_memory_of_reused_pid_is_ignored(nvidia: Callable[[str], None]) -> None:
     nvidia(f"echo {app(os.getpid(), 512)}")
     assert stop_job.gpu_memory({os.getpid()}) == ({}, "")
 
 
-def test_a_driver_that_is_broken_is_told(nvidia: Callable[[str], None]) -> None:
+def test_gpu_memory_reports_broken_driver(nvidia: Callable[[str], None]) -> None:
     nvidia("echo 'Failed to initialize NVML: Driver/library version mismatch'; exit 18")
     words = "Failed to initialize NVML: Driver/library version mismatch"
     assert stop_job.gpu_memory({DEAD}) == ({}, f"nvidia-smi ended with exit code 18: {words}")
 
 
-def test_in_a_container_the_pids_are_others(
+def test_gpu_memory_in_container_is_unknown(
     nvidia: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvidia(f"echo {app(DEAD, 40518)}")
@@ -236,7 +236,7 @@ def test_in_a_container_the_pids_are_others(
     assert "container" in unknown
 
 
-def test_the_masters_port(home: Path) -> None:
+def test_port_of_reports_state_of_master_port(home: Path) -> None:
     run = RunDir("job-x", 0)
     run.create()
     with socket.create_server(("0.0.0.0", 0)) as taken:
@@ -256,7 +256,7 @@ def ended_with(pid: int, killed: dict[int, str]) -> Ended:
     return Ended(time=0.0, agent=0, why="", ranks=ranks, killed=killed, left=())
 
 
-def test_what_was_ended_and_what_was_killed(home: Path) -> None:
+def test_receipt_lists_ended_and_killed(home: Path) -> None:
     gone = Process(DEAD, 1, 1, "S", "python")
     ended = ended_with(DEAD + 2, {DEAD + 1: "sleep"})
     found = stop_job.receipt(RunDir("job-x", 1), "enough", [gone], {}, [], ended)
@@ -265,7 +265,7 @@ def test_what_was_ended_and_what_was_killed(home: Path) -> None:
     assert (found.left, found.port, found.gpu_unknown) == ((), None, "")
 
 
-def test_what_the_same_stop_had_ended_before_it_was_heard_of_here(home: Path) -> None:
+def test_receipt_includes_what_same_stop_ended_earlier(home: Path) -> None:
     """The supervisors pass an end on among themselves: that is often faster than the head."""
     ended = ended_with(DEAD + 2, {}).replace(why="enough", lived={DEAD: "python"})
     for why, names in (("enough", {DEAD: "python"}), ("another stop, later", {})):

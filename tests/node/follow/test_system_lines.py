@@ -13,7 +13,7 @@ from orchestrator.protocol.requests.follow import AskSystem
 
 
 @pytest.mark.parametrize("ahead", [0.0, 3600.0, -3600.0])
-def test_lines_are_found_whatever_the_clock_of_the_node_shows(
+def test_system_lines_are_found_with_any_clock(
     ahead: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))

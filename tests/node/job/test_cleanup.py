@@ -39,7 +39,7 @@ def removed(*wanted: tuple[str, int]) -> list[str]:
     return [run.problem for run in found.runs]
 
 
-def test_a_run_that_is_over(home: Path) -> None:
+def test_remove_deletes_ended_run(home: Path) -> None:
     left(home, "one", 0), left(home, "one", 1), left(home, "two")
     found = cleanup.remove([("one", 0), ("none", 0)], f"/anywhere/{OWN}")
     assert [run.problem for run in found.runs] == ["", ""]
@@ -52,7 +52,7 @@ def test_a_run_that_is_over(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_that_runs(home: Path, job: Job, tmp_path: Path) -> None:
+def test_remove_refuses_running_run(home: Path, job: Job, tmp_path: Path) -> None:
     job.start(job.spec(script(tmp_path, "import time; print('here'); time.sleep(1000)")))
     wait_until(lambda: job.said("here"))
     wanted = (job.run.job, 0)
@@ -75,7 +75,7 @@ def test_a_run_that_runs(home: Path, job: Job, tmp_path: Path) -> None:
     [("../../precious", 0), ("..", 0), ("", 0), ("a/b", 0), (None, 0), (["a"], 0), ("a\0", 0),
      ("precious", "../../../precious"), ("precious", -1), ("precious", True), ("precious", 1.0)],
 )  # fmt: skip
-def test_who_could_be_anybody(home: Path, who: tuple[Any, Any]) -> None:
+def test_remove_refuses_invalid_job_names(home: Path, who: tuple[Any, Any]) -> None:
     """A record may have been written by anybody."""
     (home / "runs/precious/1").mkdir(parents=True)
     (home / "precious").mkdir()
@@ -89,7 +89,7 @@ def test_who_could_be_anybody(home: Path, who: tuple[Any, Any]) -> None:
     assert (home / "precious").is_dir() and (home / "runs/precious/1").is_dir()
 
 
-def test_links_are_not_followed(home: Path) -> None:
+def test_remove_follows_no_link(home: Path) -> None:
     precious = home / "precious"
     (precious / "0").mkdir(parents=True)
     (home / "runs/two").mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_links_are_not_followed(home: Path) -> None:
     assert (precious / "0").is_dir()
 
 
-def test_what_an_interruption_left_goes_the_next_time(home: Path) -> None:
+def test_remove_deletes_leftovers_of_interruption(home: Path) -> None:
     hidden = home / "runs" / ".one.0.gone-0123abcd"
     (hidden / "inside").mkdir(parents=True)
     (home / "lib" / f".{OLD}.gone-0123abcd").mkdir(parents=True)
@@ -123,7 +123,7 @@ def libraries(home: Path) -> set[str]:
     return found
 
 
-def test_libraries(home: Path) -> None:
+def test_remove_deletes_unused_libraries(home: Path) -> None:
     spared = {NEW, OWN, "mine", OLD + "0", "3" * 16}
     assert libraries(home) == spared
     left(home, "ended")
@@ -136,7 +136,7 @@ def test_libraries(home: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_spec_says_which_library_it_needs(home: Path, job: Job) -> None:
+def test_spec_names_its_library(home: Path, job: Job) -> None:
     spec = job.spec({"kind": "script", "name": "x", "args": []}, agent=["/no/such/python"])
     with pytest.raises(Refusal):
         ServerSession().answer(Start(spec=spec_of(spec)))

@@ -35,7 +35,7 @@ def marked(mark: Path) -> list[int]:
     ],
 )
 @pytest.mark.slow
-def test_a_stop_ends_all_leftovers(
+def test_stop_ends_all_leftovers(
     job: Job, tmp_path: Path, kind: str, signum: signal.Signals | None
 ) -> None:
     """Also of a supervisor that was stopped or killed; then the tag alone shows whose they are."""
@@ -54,7 +54,7 @@ def test_a_stop_ends_all_leftovers(
     assert receipt.known and (receipt.left, left) == ((), [])
 
 
-def test_what_ends_before_it_is_read_may_have_left_a_child(
+def test_everyone_rereads_until_list_is_complete(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lists = iter([["1", "8"], ["1", "9"], ["1", "9"]])
@@ -65,7 +65,7 @@ def test_what_ends_before_it_is_read_may_have_left_a_child(
     assert next(lists, None), "a list in which all could be read is the last"
 
 
-def test_what_is_gone_before_it_can_be_held_is_no_proof() -> None:
+def test_living_needs_two_empty_looks() -> None:
     """It may have started another one, after the look that has shown it."""
 
     class Chain(processes.ProcessSet):
@@ -81,7 +81,7 @@ def test_what_is_gone_before_it_can_be_held_is_no_proof() -> None:
     assert chain.living() == []
 
 
-def test_a_stopped_supervisor_is_not_waited_for() -> None:
+def test_last_word_is_not_awaited_of_suspended_supervisor() -> None:
     with subprocess.Popen(["sleep", "100"]) as supervisor:
         try:
             there = processes.find(supervisor.pid)

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.node.job.ranks import fast_torchrun
 
 
-def test_a_worker_begins_as_soon_as_the_master_listens() -> None:
+def test_wait_for_returns_once_master_listens() -> None:
     with socket.socket() as master:
         master.bind(("127.0.0.1", 0))  # bound, and refusing
         later = threading.Timer(0.3, master.listen)
@@ -20,7 +20,7 @@ def test_a_worker_begins_as_soon_as_the_master_listens() -> None:
         later.join()
 
 
-def test_a_master_that_never_comes_is_left_to_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_gives_up_without_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_torchrun, "PATIENCE_SECONDS", 0.2)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))

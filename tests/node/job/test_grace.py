@@ -52,7 +52,7 @@ def seconds(job: Job, ended: dict[str, Any]) -> float:
         ("plain", "trainer", 30.0, -9, 0.9, SAVES + 3.0),  # it saves with all ranks together
     ],
 )
-def test_a_rank_saves_after_another_one_failed(
+def test_rank_saves_after_other_rank_failed(
     job: Job,
     tmp_path: Path,
     start: str,
@@ -90,7 +90,7 @@ time.sleep(1000)
 """
 
 
-def test_a_rank_that_fails_as_it_saves_hurries_no_other(job: Job, tmp_path: Path) -> None:
+def test_rank_that_fails_while_saving_hurries_no_other(job: Job, tmp_path: Path) -> None:
     """`stop --grace` may give more than the launch did."""
     job.start({**job.spec(script(tmp_path, STOPPED), nproc=2), "grace": SHORT})
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
@@ -100,7 +100,7 @@ def test_a_rank_that_fails_as_it_saves_hurries_no_other(job: Job, tmp_path: Path
 
 
 @pytest.mark.parametrize(("grace", "code"), [(30.0, 0), (SHORT, -9)])
-def test_a_rank_saves_after_one_failed_on_another_host(
+def test_rank_saves_after_failure_on_other_node(
     new_job: NewJob, tmp_path: Path, grace: float, code: int
 ) -> None:
     """Two supervisors, which pass the end on to each other."""

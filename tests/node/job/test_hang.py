@@ -28,7 +28,7 @@ os.execlp("sh", "sh", "-c", "echo a shell; read line < never")
 
 
 @pytest.mark.slow
-def test_who_cannot_answer_is_not_harmed(job: Job, tmp_path: Path) -> None:
+def test_collect_harms_no_process_that_cannot_answer(job: Job, tmp_path: Path) -> None:
     """The signal that asks a Python for its stacks would kill any other program."""
     os.mkfifo(tmp_path / "never")
     job.start(job.spec(script(tmp_path, WAITS), nproc=2, workdir=tmp_path))
@@ -63,9 +63,7 @@ TORCH_FIRST = (
 
 
 @pytest.mark.slow
-def test_the_recorder_is_asked_and_an_earlier_answer_is_not_the_answer(
-    job: Job, tmp_path: Path
-) -> None:
+def test_collect_reads_fresh_answer_of_recorder(job: Job, tmp_path: Path) -> None:
     """torch's own dump, of an H200 where a kernel never ends and two sums wait for it.
 
     A rank too slow to answer again would otherwise pass for one that has entered nothing since.
@@ -89,7 +87,7 @@ def test_the_recorder_is_asked_and_an_earlier_answer_is_not_the_answer(
     job.wait()
 
 
-def test_of_many_collectives_the_last_are_told_and_the_first_that_waits() -> None:
+def test_shortened_keeps_last_collectives_and_first_waiting() -> None:
     """A program may have given a GPU a thousand collectives since the one that it is stuck in."""
     entries = [
         {
@@ -106,9 +104,7 @@ def test_of_many_collectives_the_last_are_told_and_the_first_that_waits() -> Non
     assert hang.shortened("") == hang.shortened('{"entries": 5}\n[]\n{') == ""
 
 
-def test_a_step_that_is_told_breaks_the_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reported_step_counts_as_activity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a job that prints little would be asked for its collectives, which may look old."""
     now = [0.0]
     monkeypatch.setattr(hang, "time", SimpleNamespace(monotonic=lambda: now[0]))

@@ -108,7 +108,7 @@ def test_lines_of_two_streams_never_mix(fed: list[tuple[str, bytes, bool]]) -> N
         assert all(log[start - 1 : start] in (b"\n", b"\r") for start in [*starts, len(log)] if log)
 
 
-def test_a_slow_line_is_written_in_parts(files: Files, clock: mock.Mock) -> None:
+def test_slow_line_is_written_in_parts(files: Files, clock: mock.Mock) -> None:
     files.job_log.feed("0", b"name? ")
     assert files.job_log.flush() == pytest.approx(PARTIAL_SECONDS)
     assert files.log.read_bytes() == b""
@@ -123,7 +123,7 @@ def test_a_slow_line_is_written_in_parts(files: Files, clock: mock.Mock) -> None
     assert files.streams() == {"0": b"name? ", "1": b"password? "}
 
 
-def test_secrets_are_masked_and_no_other_byte_moves(tmp_path: Path) -> None:
+def test_secrets_are_masked_and_other_bytes_kept(tmp_path: Path) -> None:
     secrets = ("tök-1", "tök-12345", "abc")
     log = JobLog(str(tmp_path / "log"), str(tmp_path / "ranks"), secrets=secrets)
     log.feed("0", "the key tök-12345, tök-1 and abc\nagain t".encode())
@@ -139,7 +139,7 @@ SECRET = b"t0ken-of-a-hub"
 
 
 @pytest.mark.parametrize("cut", range(1, len(SECRET)))
-def test_a_secret_in_two_writes_is_masked(
+def test_secret_in_two_writes_is_masked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
 ) -> None:
     """However long the second is in coming, no more than its first three bytes are shown."""
@@ -161,7 +161,7 @@ def test_a_secret_in_two_writes_is_masked(
     os.close(log.ranks)
 
 
-def test_a_log_is_gone_on_with(files: Files) -> None:
+def test_log_is_continued(files: Files) -> None:
     files.job_log.feed("0", b"before\n")
     again = JobLog(str(files.log), str(files.ranks))
     again.feed("1", b"after\n")
@@ -192,7 +192,7 @@ class SmallDisk:
     st.integers(0, 300),
     st.integers(0, 300),
 )
-def test_after_a_full_disk_the_records_are_right(
+def test_records_are_right_after_full_disk(
     feeds: list[tuple[str, int]], room: int, more: int
 ) -> None:
     """Wherever the room ends: in the middle of a line, of a record, of the words about the loss."""

@@ -10,7 +10,9 @@ from orchestrator.node.machine import nvidia
 from tests.node.job.kernel_log import refuse_to_alarm, say
 
 
-def test_kills_of_a_control_group_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evidence_counts_oom_kills_of_cgroup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """In the kernel's own format; only what came since the job began counts."""
     monkeypatch.setattr(oom_evidence, "CGROUPS", str(tmp_path))
     file = tmp_path / "memory.events"
@@ -29,7 +31,7 @@ XID = (
 )
 
 
-def test_what_the_driver_reports_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evidence_finds_driver_messages_of_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the kernel's real log, in the words of driver 580 on an H200."""
     refuse_to_alarm()
     # This path stands in for a driver's device.
@@ -53,7 +55,7 @@ def test_what_the_driver_reports_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> N
     assert reported(other) == {13, 79}
 
 
-def test_without_a_driver_or_a_journal_nothing_is_reported(
+def test_evidence_without_driver_reads_journal_or_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert Evidence().of_driver(1) == ()
@@ -72,13 +74,13 @@ def test_without_a_driver_or_a_journal_nothing_is_reported(
     assert evidence.of_driver(1) == (line,)
 
 
-def test_a_full_place(tmp_path: Path) -> None:
+def test_is_full_of_directory(tmp_path: Path) -> None:
     assert not is_full(str(tmp_path))
     assert not is_full(str(tmp_path / "missing"))
     assert not is_full("/proc"), "of no size at all"
 
 
-def test_of_a_crash_the_words_before_and_the_first_frames() -> None:
+def test_last_words_keep_message_before_crash_dump() -> None:
     """The stacks of a hundred threads may not hide what the library said before it gave up."""
     dump = "Fatal Python error: Aborted\n" + "  File x\n" * 5000
     said = last_words(("noise\n" * 5000 + "what(): it broke\n" + dump).encode())

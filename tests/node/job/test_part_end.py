@@ -32,14 +32,16 @@ NOW = 100.0
         (ASKED.replace(grace=0.0), EndCause.ORDER, {0.0: Due.KILL}),
     ],
 )
-def test_an_order_while_ranks_run(order: EndOrder, cause: EndCause, dues: dict[float, Due]) -> None:
+def test_order_starts_end_of_running_ranks(
+    order: EndOrder, cause: EndCause, dues: dict[float, Due]
+) -> None:
     end = PartEnd(GRACE)
     assert end.order(order, cause, NOW, 1000.0)
     assert (end.phase, end.cause, end.why, end.since) == (Phase.ENDING, cause, order.why, 1000.0)
     assert {after: end.due(NOW + after) for after in dues} == dues
 
 
-def test_the_first_order_counts_and_a_later_one_can_only_shorten_the_grace() -> None:
+def test_later_order_only_shortens_grace() -> None:
     end = PartEnd(GRACE)
     end.order(ASKED, EndCause.ORDER, NOW, 1000.0)
     assert not end.order(FAILED, EndCause.RANK, NOW + 5, 1005.0)
@@ -57,7 +59,7 @@ def test_the_first_order_counts_and_a_later_one_can_only_shorten_the_grace() -> 
         (-9, True, False, EndCause.ORDER),
     ],
 )
-def test_torchrun_failed_by_itself_where_it_was_not_asked(
+def test_unasked_end_of_agent_is_failure(
     code: int, before: bool, failed: bool, cause: EndCause
 ) -> None:
     end = PartEnd(GRACE)
@@ -67,7 +69,7 @@ def test_torchrun_failed_by_itself_where_it_was_not_asked(
     assert end.cause is cause
 
 
-def test_a_sweep_spares_ranks_that_save_until_the_grace_is_over() -> None:
+def test_sweep_spares_saving_ranks_until_grace_ends() -> None:
     end = PartEnd(GRACE)
     end.agent_ended(-9)
     end.sweep(NOW)
@@ -82,7 +84,7 @@ def test_a_sweep_spares_ranks_that_save_until_the_grace_is_over() -> None:
 
 
 @pytest.mark.parametrize("grace", [0.0, GRACE])
-def test_what_outlives_a_job_that_went_well_has_a_moment(grace: float) -> None:
+def test_leftovers_of_successful_job_get_a_moment(grace: float) -> None:
     end = PartEnd(grace)
     end.agent_ended(0)
     end.sweep(NOW)
@@ -90,7 +92,7 @@ def test_what_outlives_a_job_that_went_well_has_a_moment(grace: float) -> None:
     assert end.due(NOW + SWEEP_SECONDS) is not Due.NOTHING
 
 
-def test_a_sweep_is_over_once_nothing_lives_or_it_survives() -> None:
+def test_sweep_ends_once_nothing_lives_or_kill_fails() -> None:
     end = PartEnd(GRACE)
     end.sweep(NOW)
     end.left(alive=False, now=NOW)

@@ -27,7 +27,7 @@ def said(program: str, **variables: str) -> list[str]:
     return run.stdout.splitlines()
 
 
-def test_a_command_line_is_replaced_and_the_environment_stays() -> None:
+def test_show_command_replaces_command_line_alone() -> None:
     program = """
 before = shown("environ")
 print(own.show_command(["python", "train.py", "", "é"]), shown("cmdline"))
@@ -41,7 +41,7 @@ print(shown("environ") == before, getenv(b"KEPT"), len(sys.argv[2]))
     ]
 
 
-def test_the_environment_is_replaced_and_what_c_code_reads_stays() -> None:
+def test_show_environment_keeps_values_for_c_code() -> None:
     program = """
 before, command = dict(os.environ), shown("cmdline")
 os.environ["LATER"] = "é"

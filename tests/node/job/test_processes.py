@@ -62,7 +62,7 @@ def process(pid: int) -> Process:
     return found
 
 
-def test_only_the_exact_tags_count(job: str, start: Start) -> None:
+def test_members_need_exact_tags(job: str, start: Start) -> None:
     ours = {start(job, 0), start(job, 0)}
     # This is another job of the same user whose name begins with ours.
     start(job + "1", 0)
@@ -77,7 +77,7 @@ def test_only_the_exact_tags_count(job: str, start: Start) -> None:
     assert pids(job, 1) != ours
 
 
-def test_a_shell_with_the_exports_of_a_dry_run_is_no_job(job: str) -> None:
+def test_shell_with_pasted_exports_is_no_member(job: str) -> None:
     env = {**os.environ, "ORCHESTRATOR_JOB": job, "NODE_RANK": "0"}
     env.pop("ORCHESTRATOR_RUN", None)
     with subprocess.Popen(SLEEP, env=env) as shell:
@@ -98,7 +98,7 @@ time.sleep(1000)
 """
 
 
-def test_a_daemon_without_tags_is_the_supervisors(job: str) -> None:
+def test_untagged_daemon_belongs_to_supervisor(job: str) -> None:
     """As the supervisor, which has no tags either: orphans of what it started fall to it."""
     supervisor = subprocess.Popen([PYTHON, "-c", DAEMONS], start_new_session=True)
     try:
@@ -115,7 +115,7 @@ def test_a_daemon_without_tags_is_the_supervisors(job: str) -> None:
         supervisor.wait()
 
 
-def test_the_dead_do_not_count(job: str, start: Start) -> None:
+def test_zombie_is_not_living(job: str, start: Start) -> None:
     """A zombie keeps its PID until its parent asks; it holds nothing and cannot be killed."""
     pid = start(job, 0)
     os.kill(pid, signal.SIGKILL)
@@ -133,7 +133,7 @@ ctypes.CDLL(None).pthread_exit(None)
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
-def test_a_process_counts_until_its_last_thread_has_ended(
+def test_process_lives_until_last_thread_ends(
     job: str, start: Start, monkeypatch: pytest.MonkeyPatch, pidfd: bool
 ) -> None:
     """Its first thread is a zombie in /proc; the others hold its files and ports."""
@@ -150,7 +150,7 @@ def test_a_process_counts_until_its_last_thread_has_ended(
     assert not alive(pid)
 
 
-def test_a_dying_process_counts_though_its_environment_is_gone(
+def test_dying_process_without_environment_is_living(
     job: str, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel takes the environment away before it closes files and ports."""
@@ -164,7 +164,7 @@ def test_a_dying_process_counts_though_its_environment_is_gone(
     assert ours.living() == []
 
 
-def test_a_supervisor_counts_from_its_first_moment(job: str, start: Start) -> None:
+def test_supervisor_counts_before_it_has_tags(job: str, start: Start) -> None:
     """It has no tag, and is known by its command line, where its owner is the one who asks."""
     words = [PYTHON, "-c", "import time; time.sleep(1000)", "supervise", job, "0"]
     pid = start("x", 0, *words)
@@ -175,7 +175,7 @@ def test_a_supervisor_counts_from_its_first_moment(job: str, start: Start) -> No
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
-def test_a_reused_pid_is_not_hit(
+def test_reused_pid_gets_no_signal(
     job: str, start: Start, monkeypatch: pytest.MonkeyPatch, pidfd: bool
 ) -> None:
     if not pidfd:
@@ -191,7 +191,7 @@ def test_a_reused_pid_is_not_hit(
     wait_until(lambda: not alive(pid))
 
 
-def test_jobs_are_known_by_their_tags(job: str, start: Start) -> None:
+def test_tagged_jobs_lists_jobs_by_tags(job: str, start: Start) -> None:
     start(job, 0)
     start(job, 3)
     start(f"no job's name, {job}", 0)
@@ -201,7 +201,7 @@ def test_jobs_are_known_by_their_tags(job: str, start: Start) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a process of another user")
-def test_jobs_of_others_are_theirs(job: str, start: Start) -> None:
+def test_tagged_jobs_names_owner(job: str, start: Start) -> None:
     start(job, 0, "setpriv", "--reuid=65534", "--clear-groups", "sleep", "1000")
     wait_until(lambda: any(p.name == "sleep" for p in of_job(job, 0)))
     assert {one.owner for one in tagged_jobs() if one.job == job} == {65534}
@@ -221,7 +221,7 @@ def test_jobs_of_others_are_theirs(job: str, start: Start) -> None:
         (ValueError("embedded null byte"), "embedded null byte"),
     ],
 )
-def test_an_error_of_the_system_is_said_in_words(
+def test_in_words_explains_system_error(
     error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", "/h/o")

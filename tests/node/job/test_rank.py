@@ -151,7 +151,7 @@ def program_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "name",
     ["./real/../link.py", "odd näme, $x.py", "directory", "-m package", "/real/train.py"],
 )
-def test_a_program_sees_what_python_would_show_it(
+def test_program_sees_same_as_under_python(
     begin: Begin, program_tree: Path, tmp_path: Path, start: str, name: str
 ) -> None:
     if name.startswith("/"):
@@ -161,7 +161,7 @@ def test_a_program_sees_what_python_would_show_it(
 
 @both
 @pytest.mark.parametrize("name", ["real/train.py", "-m package"])
-def test_a_program_sees_what_a_safe_path_leaves_it(
+def test_program_sees_same_with_safe_path(
     begin: Begin, program_tree: Path, tmp_path: Path, start: str, name: str
 ) -> None:
     env = {"PYTHONSAFEPATH": "1", "PYTHONPATH": str(program_tree)}
@@ -234,7 +234,7 @@ HOWS = re.findall(r'^if how == "(.*?)"', ENDS, re.MULTILINE)
 
 
 @pytest.mark.parametrize("how", ["just ends", *HOWS])
-def test_a_program_ends_as_under_python(begin: Begin, tmp_path: Path, how: str) -> None:
+def test_program_ends_as_under_python(begin: Begin, tmp_path: Path, how: str) -> None:
     (tmp_path / "ends.py").write_text(ENDS)
     python = subprocess.run(
         [PYTHON, "-u", "ends.py", how],
@@ -259,7 +259,7 @@ def test_a_program_ends_as_under_python(begin: Begin, tmp_path: Path, how: str) 
 
 
 @both
-def test_a_crash_shows_the_python_stack(begin: Begin, tmp_path: Path, start: str) -> None:
+def test_crash_shows_python_stack(begin: Begin, tmp_path: Path, start: str) -> None:
     text = "import ctypes\ndef reads_nothing():\n    ctypes.string_at(0)\nreads_nothing()\n"
     (tmp_path / "crash.py").write_text(text)
     ranks = begin(start, "crash.py")
@@ -280,7 +280,7 @@ if __name__ == "__main__":
 
 
 @both
-def test_multiprocessing_works_inside(begin: Begin, tmp_path: Path, start: str) -> None:
+def test_multiprocessing_works_in_rank(begin: Begin, tmp_path: Path, start: str) -> None:
     (tmp_path / "uses.py").write_text(USES_PROCESSES)
     ranks = begin(start, "uses.py")
     assert ranks.end() == 0
@@ -304,7 +304,7 @@ if os.fork() == 0:
 
 @both
 @pytest.mark.parametrize("how", ["a daemon", "a process of multiprocessing"])
-def test_a_rank_ends_though_a_process_that_it_forked_lives(
+def test_rank_ends_although_forked_process_lives(
     begin: Begin, tmp_path: Path, start: str, how: str
 ) -> None:
     os.mkfifo(tmp_path / "go")
@@ -333,7 +333,7 @@ raise ValueError("boom")
 
 @both
 @pytest.mark.parametrize("how", ["thread", "process"])
-def test_a_program_that_failed_ends_though_a_part_of_it_never_does(
+def test_failed_program_ends_although_thread_or_process_hangs(
     begin: Begin, tmp_path: Path, start: str, how: str
 ) -> None:
     os.mkfifo(tmp_path / "go")
@@ -349,9 +349,7 @@ def test_a_program_that_failed_ends_though_a_part_of_it_never_does(
 
 
 @both
-def test_a_shell_program_gets_the_signals_of_a_shell(
-    begin: Begin, tmp_path: Path, start: str
-) -> None:
+def test_shell_program_gets_default_signals(begin: Begin, tmp_path: Path, start: str) -> None:
     program = tmp_path / "program"
     text = """#!/bin/sh
 printf '<%s>' "$@"
@@ -374,7 +372,7 @@ exit 7
 
 
 @both
-def test_a_program_that_cannot_be_run(begin: Begin, start: str) -> None:
+def test_missing_program_is_reported(begin: Begin, start: str) -> None:
     ranks = begin(start, "./missing", kind="program")
     assert ranks.end() == 1
     error = json.loads((ranks.run / "error_0.json").read_text())
@@ -382,9 +380,7 @@ def test_a_program_that_cannot_be_run(begin: Begin, start: str) -> None:
 
 
 @both
-def test_an_exception_is_recorded_with_the_users_own_line(
-    begin: Begin, tmp_path: Path, start: str
-) -> None:
+def test_exception_is_recorded_with_users_line(begin: Begin, tmp_path: Path, start: str) -> None:
     text = "import json\ndef load():\n    return json.loads('{')\nload()  # here\n"
     # A path that looks like the interpreter's own is the user's all the same.
     (tmp_path / "runpython.py").write_text(text)
@@ -398,7 +394,7 @@ def test_an_exception_is_recorded_with_the_users_own_line(
     assert error["function"] == "load"
 
 
-def test_a_line_of_the_trainer_is_not_the_users() -> None:
+def test_users_line_skips_trainer() -> None:
     ours = Path(orchestrator.__file__).parent / "engine" / "trainer.py"
     calls = [("/home/me/train.py", 9, "<module>", "t.train()"), (str(ours), 434, "train", "")]
     assert rank.users_line(traceback.StackSummary.from_list(calls)).lineno == 9
@@ -420,9 +416,7 @@ def test_forked_ranks_draw_different_numbers(begin: Begin, tmp_path: Path) -> No
 
 
 @both
-def test_the_temporary_files_of_torchrun_are_left_alone(
-    begin: Begin, tmp_path: Path, start: str
-) -> None:
+def test_rank_keeps_temporary_files_of_torchrun(begin: Begin, tmp_path: Path, start: str) -> None:
     """A forked rank inherits what removes them at the end."""
     (tmp_path / "ends.py").write_text("")
     ranks = begin(start, "ends.py")
@@ -445,7 +439,7 @@ while True:
 
 
 @both
-def test_the_keeper_hands_signals_on_and_takes_the_rank_with_it(
+def test_keeper_forwards_signals_and_takes_rank_along(
     begin: Begin, tmp_path: Path, start: str
 ) -> None:
     (tmp_path / "waits.py").write_text(WAITS)
@@ -461,7 +455,7 @@ def test_the_keeper_hands_signals_on_and_takes_the_rank_with_it(
 
 
 @both
-def test_peak_memory_is_the_ranks_own(begin: Begin, tmp_path: Path, start: str) -> None:
+def test_peak_memory_is_of_rank_alone(begin: Begin, tmp_path: Path, start: str) -> None:
     (tmp_path / "big.py").write_text("x = bytearray(200 << 20); x[::4096] = b'1' * (200 << 8)")
     ranks = begin(start, "big.py")
     assert ranks.end() == 0
@@ -469,7 +463,7 @@ def test_peak_memory_is_the_ranks_own(begin: Begin, tmp_path: Path, start: str) 
     assert 200 << 10 < ended["peak_kb"] < 300 << 10
 
 
-def test_rank_imports_nothing_of_ours() -> None:
+def test_rank_imports_nothing_of_package() -> None:
     """It shares a process with the program, which may have a module of any name."""
     where = str(RANK_PROGRAM.parent)
     code = "import sys; sys.path.insert(0, sys.argv[1]); import rank; print(*sys.modules)"

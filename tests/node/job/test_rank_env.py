@@ -26,11 +26,11 @@ def seen(*kinds: str, **changes: Any) -> dict[str, str]:
     return environ
 
 
-def test_nothing_changes_unasked() -> None:
+def test_environment_is_unchanged_by_default() -> None:
     assert seen() == TORCHRUN
 
 
-def test_what_srun_sets() -> None:
+def test_slurm_variables_are_set() -> None:
     env = seen("slurm")
     expected = {
         **{"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "6", "SLURM_NODEID": "2"},
@@ -44,7 +44,7 @@ def test_what_srun_sets() -> None:
     assert seen("slurm", job="e-xyz")["SLURM_JOB_ID"] != env["SLURM_JOB_ID"]
 
 
-def test_what_a_user_or_an_allocation_has_set_of_the_job_stays(
+def test_slurm_variables_of_user_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A rank's place among the others is always that of this job."""
@@ -56,6 +56,6 @@ def test_what_a_user_or_an_allocation_has_set_of_the_job_stays(
     assert env["SLURM_PROCID"] == "5" and env["SLURM_JOB_NAME"] == "e"
 
 
-def test_a_program_that_starts_its_ranks_has_nothing_of_torchrun() -> None:
+def test_own_launcher_sees_no_torchrun_variables() -> None:
     kept = {"RANK": "5", "WORLD_SIZE": "6", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
     assert seen("own") == {**kept, "NODE_RANK": "2", "HOME": "/home/u"}

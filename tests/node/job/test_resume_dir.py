@@ -34,7 +34,7 @@ def run_of(job: str, ended: float | None) -> RunDir:
     return run
 
 
-def test_it_is_private_stays_and_goes(memory: Path) -> None:
+def test_resume_dir_is_private_and_removable(memory: Path) -> None:
     run = run_of("e-abc", None)
     path = resume_dir.make(run)
     assert Path(path).parent == memory / f"orchestrator-{os.getuid()}"
@@ -73,7 +73,7 @@ def listed(place: Path) -> None:
         listed,
     ],
 )
-def test_a_name_that_somebody_else_took_is_not_used(
+def test_resume_dir_avoids_name_taken_by_other_user(
     squat: Callable[[Path], object], memory: Path
 ) -> None:
     run = run_of("e-abc", None)
@@ -86,7 +86,7 @@ def test_a_name_that_somebody_else_took_is_not_used(
     assert sorted(memory.rglob("*")) == before, "what is not ours stays"
 
 
-def test_what_nobody_takes_up_again_is_forgotten(memory: Path) -> None:
+def test_remove_forgotten_removes_directories_of_old_jobs(memory: Path) -> None:
     now = time.time()
     kept = [
         resume_dir.make(run_of("running-1", None)),
@@ -105,7 +105,7 @@ def test_what_nobody_takes_up_again_is_forgotten(memory: Path) -> None:
     assert not Path(old).exists() and not Path(no_last_word).exists()
 
 
-def test_it_goes_with_the_run(memory: Path) -> None:
+def test_resume_dir_goes_with_run(memory: Path) -> None:
     path = resume_dir.make(run_of("old-1", 1.0))
     removed = cleanup.remove([("old-1", 0)], "none")
     assert [run.problem for run in removed.runs] == [""] and not Path(path).exists()

@@ -28,9 +28,7 @@ def started_on(machine: str, job: str, node: int = 0) -> RunDir:
     return run
 
 
-def test_a_job_of_another_machine_is_left_alone(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_job_of_other_machine_is_left_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spare_others(monkeypatch, set())
     theirs, ours = started_on("gpu02 f00d", "theirs"), started_on(machine(), "ours")
     assert [left.job for left in probe.leftovers()] == ["ours"]
@@ -47,14 +45,12 @@ def test_a_job_of_another_machine_is_left_alone(
 
 
 @pytest.mark.slow
-def test_a_job_that_lives_here_is_ours_whatever_this_machine_was_called(
-    job: Job, tmp_path: Path
-) -> None:
+def test_job_living_here_is_ours_after_rename_of_machine(job: Job, tmp_path: Path) -> None:
     job.start({**job.spec(script(tmp_path, WAITS)), "machine": "its-old-name f00d"})
     wait_until(lambda: job.said("ready"))
     assert job_processes.here([job.run, started_on("gpu02 f00d", "theirs")]) == [job.run]
 
 
-def test_what_is_begun_here_has_the_name_of_this_machine(home: Path) -> None:
+def test_started_job_records_machine(home: Path) -> None:
     ServerSession().answer(Start(spec=bare_spec(), later=True))
     assert RunDir("job", 0).read_spec().machine == machine()

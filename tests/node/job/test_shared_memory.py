@@ -56,7 +56,7 @@ def left(name: str) -> list[str]:
 @pytest.mark.parametrize(
     ("supervisor", "trackers"), [("runs", True), ("is killed", False), ("is stopped", False)]
 )
-def test_a_job_that_is_killed_leaves_no_shared_memory(
+def test_killed_job_leaves_no_shared_memory(
     job: Job, tmp_path: Path, name: str, supervisor: str, trackers: bool
 ) -> None:
     """Python's own tracker may be there to remove it, or not."""
@@ -77,7 +77,7 @@ def test_a_job_that_is_killed_leaves_no_shared_memory(
 
 
 @pytest.mark.slow
-def test_what_another_process_still_maps_is_named(job: Job, tmp_path: Path, name: str) -> None:
+def test_segment_mapped_by_other_process_is_named(job: Job, tmp_path: Path, name: str) -> None:
     job.start(job.spec({**script(tmp_path, SHARES), "args": [name]}))
     wait_until(lambda: job.said("ready"))
     path = SHM / f"{name}0"
@@ -114,7 +114,7 @@ def written_by_a_job(name: str, mode: int) -> tuple[Path, Segments]:
 
 @pytest.mark.parametrize("mode", ["rb", "r+b"])
 @pytest.mark.parametrize("when", ["before the job", "by the job"])
-def test_only_what_the_job_has_made_to_share_is_removed(name: str, when: str, mode: str) -> None:
+def test_segments_not_made_by_job_are_kept(name: str, when: str, mode: str) -> None:
     """A data set that is read from there stays, whenever it was copied there."""
     path, segments = SHM / f"{name}set", Segments()
     path.write_bytes(bytes(4096))
@@ -128,7 +128,7 @@ def test_only_what_the_job_has_made_to_share_is_removed(name: str, when: str, mo
     assert path.exists() is not (when == "by the job" and mode == "r+b")
 
 
-def test_what_others_may_open_stays_where_not_all_processes_are_seen(
+def test_shared_segment_is_kept_if_processes_are_hidden(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, segments = written_by_a_job(name, 0o666)
@@ -138,7 +138,7 @@ def test_what_others_may_open_stays_where_not_all_processes_are_seen(
     assert segments.remove() == ()
 
 
-def test_what_is_of_another_user_is_named_and_stays(
+def test_segment_of_other_user_is_named_and_kept(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where root ends the jobs of all."""

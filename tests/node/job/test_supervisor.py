@@ -66,7 +66,7 @@ print("no end", end="")
 
 
 @both
-def test_a_job_from_start_to_end(
+def test_job_runs_from_start_to_end(
     new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
     monkeypatch.setenv("GONE", "1")
@@ -90,7 +90,7 @@ def test_a_job_from_start_to_end(
     assert not job.of_kind("ending")
 
 
-def test_the_ranks_have_the_umask_of_the_login(job: Job, tmp_path: Path) -> None:
+def test_ranks_have_umask_of_login(job: Job, tmp_path: Path) -> None:
     """The supervisor's own umask is 077, because its files are private."""
     spec = job.spec(script(tmp_path, "import os; print(os.umask(0))"))
     job.start({**spec, "umask": 0o027}).wait()
@@ -98,7 +98,7 @@ def test_the_ranks_have_the_umask_of_the_login(job: Job, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(("node", "nnodes", "more"), [(0, 1, 0), (1, 300, 0), (0, 300, 1)])
-def test_ranks_have_the_logins_limit_of_open_files(
+def test_ranks_have_file_limit_of_login(
     new_job: NewJob, tmp_path: Path, node: int, nnodes: int, more: int
 ) -> None:
     """The supervisor raises its own: node 0's has a connection to each of the others.
@@ -122,7 +122,7 @@ def test_ranks_have_the_logins_limit_of_open_files(
     job.wait()
 
 
-def test_its_files_are_its_owners_alone(job: Job, tmp_path: Path) -> None:
+def test_run_files_are_private(job: Job, tmp_path: Path) -> None:
     job.start(job.spec(script(tmp_path, "print(1)"))).wait()
     directory = Path(job.run.path)
     for path in (directory, directory.parent):
@@ -139,7 +139,7 @@ for number in range(5_000):
 """
 
 
-def test_relative_places_of_modules_are_below_the_workdir() -> None:
+def test_pythonpath_entries_are_below_workdir() -> None:
     spec = bare_spec(agent=[sys.executable], workdir="/w", env={"PYTHONPATH": ".:/opt/a:src:"})
     path = supervisor.agent_environment(spec, "/run", {})["PYTHONPATH"]
     assert path.split(":") == ["/w/.", "/opt/a", "/w/src", "/w"]
@@ -149,9 +149,7 @@ def test_relative_places_of_modules_are_below_the_workdir() -> None:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_what_torchrun_says_after_its_ranks_ended_well_is_told_apart(
-    job: Job, tmp_path: Path, code: int
-) -> None:
+def test_farewell_of_torchrun_has_own_stream(job: Job, tmp_path: Path, code: int) -> None:
     spec = job.spec(script(tmp_path, f"import os\nos._exit({code})"), nproc=2)
     job.start({**spec, "agent": [*spec["agent"], "--talks"]}).wait()
     begins, ends = "at the beginning\n", "at the end\n"
@@ -162,7 +160,7 @@ def test_what_torchrun_says_after_its_ranks_ended_well_is_told_apart(
 
 
 @both
-def test_no_byte_of_much_output_is_lost(job: Job, tmp_path: Path, start: str) -> None:
+def test_no_byte_of_large_output_is_lost(job: Job, tmp_path: Path, start: str) -> None:
     job.start(job.spec(script(tmp_path, MANY_LINES), start=start, nproc=2)).wait()
     for rank in ("0", "1"):
         words = [PYTHON, str(tmp_path / "program.py")]
@@ -200,7 +198,7 @@ time.sleep(1000)
         ("plain", "raise", 1),
     ],
 )
-def test_one_rank_that_fails_ends_them_all(
+def test_failed_rank_ends_all_ranks(
     job: Job, tmp_path: Path, start: str, how: str, code: int
 ) -> None:
     """Also ranks that ignore SIGTERM; and how each of them ended is on record."""
@@ -222,7 +220,7 @@ def test_one_rank_that_fails_ends_them_all(
         assert "error" not in first
 
 
-def test_a_secret_in_an_error_leaves_the_node_by_no_file(
+def test_secret_in_error_is_in_no_file(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Libraries put a URL with its key into their exceptions; a key has many lines."""
@@ -240,9 +238,7 @@ def test_a_secret_in_an_error_leaves_the_node_by_no_file(
     assert told == ["spec.json"]
 
 
-def test_the_last_words_of_a_rank_are_in_the_log_before_its_end_is_told(
-    home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_last_output_precedes_end_event(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = run_dir()
     job = Supervisor(run)
     theirs, writing = os.pipe()
@@ -259,7 +255,7 @@ def test_the_last_words_of_a_rank_are_in_the_log_before_its_end_is_told(
     assert told[:2] == [b"", b"nearly there\n"]
 
 
-def test_a_gpu_that_breaks_is_told_of_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_gpu_is_reported_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that waits for it may hang, and never fail."""
     refuse_to_alarm()
     # This path stands in for a driver's device.
@@ -285,7 +281,7 @@ def test_a_gpu_that_breaks_is_told_of_at_once(home: Path, monkeypatch: pytest.Mo
     assert not select.select([log], [], [], 0)[0]
 
 
-def test_a_keeper_that_is_killed_is_its_ranks_end(job: Job, tmp_path: Path) -> None:
+def test_killed_keeper_ends_its_rank(job: Job, tmp_path: Path) -> None:
     job.start(job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)")))
     wait_until(lambda: job.said("ready"))
     (started,) = wait_until(lambda: job.of_kind("rank_started"))
@@ -304,9 +300,7 @@ sys.exit(2)
 
 
 @both
-def test_a_rank_that_tears_down_when_it_is_asked_has_failed_by_itself(
-    job: Job, tmp_path: Path, start: str
-) -> None:
+def test_rank_already_failing_counts_as_unasked(job: Job, tmp_path: Path, start: str) -> None:
     """Its connections are closed by then: others may have failed before, because of it."""
     job.start(job.spec(script(tmp_path, TEARS_DOWN), start=start))
     wait_until(lambda: job.of_kind("rank_exit"))
@@ -334,7 +328,7 @@ while True:
 
 
 @both
-def test_a_rank_may_save_within_the_grace(job: Job, tmp_path: Path, start: str) -> None:
+def test_rank_may_save_within_grace(job: Job, tmp_path: Path, start: str) -> None:
     """Undisturbed: its sibling that ends at once is no reason to hurry it."""
     job.start(job.spec(script(tmp_path, SAVES), start=start, nproc=2))
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
@@ -360,9 +354,7 @@ os._exit(0)
 
 
 @both
-def test_a_rank_that_had_left_before_it_was_asked_has_left_by_itself(
-    job: Job, tmp_path: Path, start: str
-) -> None:
+def test_rank_already_gone_counts_as_unasked(job: Job, tmp_path: Path, start: str) -> None:
     """Its keeper, on a busy machine, says so only after others have failed by it."""
     job.start(job.spec(script(tmp_path, LEAVES_UNSEEN), start=start))
     (rank,) = wait_until(lambda: job.of_kind("rank_started"))
@@ -373,7 +365,7 @@ def test_a_rank_that_had_left_before_it_was_asked_has_left_by_itself(
     assert (event["code"], event["asked"]) == (0, "")
 
 
-def test_an_end_before_there_are_ranks(job: Job, tmp_path: Path) -> None:
+def test_end_before_ranks_start_is_prompt(job: Job, tmp_path: Path) -> None:
     """Torchrun imports torch for a second or more; a stop must also work in that time."""
     slow = [PYTHON, "-c", "import time; print('importing', flush=True); time.sleep(1000)"]
     job.start(job.spec(script(tmp_path, "print('never')"), agent=slow))
@@ -385,7 +377,7 @@ def test_an_end_before_there_are_ranks(job: Job, tmp_path: Path) -> None:
     assert (ended["agent"], ended["ranks"]) == (-15, {})
 
 
-def test_a_rank_that_starts_after_the_end_is_told_so(job: Job, tmp_path: Path) -> None:
+def test_rank_that_starts_after_end_is_asked_to_end(job: Job, tmp_path: Path) -> None:
     """Torchrun that does not listen starts its ranks all the same."""
     spec = job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)"))
     deaf = "trap '' TERM; echo deaf; while [ ! -e go ]; do sleep 0.02; done; \"$@\"; exit 0"
@@ -399,9 +391,7 @@ def test_a_rank_that_starts_after_the_end_is_told_so(job: Job, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_supervisor_that_is_told_to_stop_ends_its_job(
-    job: Job, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_signal_to_supervisor_ends_job(job: Job, tmp_path: Path, number: signal.Signals) -> None:
     job.start(job.spec(script(tmp_path, SAVES)))
     wait_until(lambda: job.said("ready"))
     job.supervisor.send_signal(number)
@@ -426,7 +416,7 @@ while not (os.path.exists("ready_1") and os.path.exists("ready_2")):
 
 
 @both
-def test_leftovers_of_a_finished_job_are_swept(job: Job, tmp_path: Path, start: str) -> None:
+def test_leftovers_of_finished_job_are_swept(job: Job, tmp_path: Path, start: str) -> None:
     ended = job.start(job.spec(script(tmp_path, LEAVES), start=start, workdir=tmp_path)).wait()
     assert job.ended() == {0: 0}
     assert (tmp_path / "polite").exists()
@@ -439,14 +429,14 @@ def test_leftovers_of_a_finished_job_are_swept(job: Job, tmp_path: Path, start: 
 # -- torchrun itself --------------------------------------------------------------------------
 
 
-def test_torchrun_that_fails_by_itself(job: Job, tmp_path: Path) -> None:
+def test_failing_torchrun_is_reported(job: Job, tmp_path: Path) -> None:
     words = ["sh", "-c", "echo these are its words >&2; exit 7"]
     ended = job.start(job.spec(script(tmp_path, ""), agent=words)).wait()
     assert (ended["agent"], ended["why"], ended["ranks"]) == (7, "", {})
     assert job.output == {"-": "these are its words\n"}
 
 
-def test_torchrun_that_is_killed_is_the_cause_not_its_ranks(job: Job, tmp_path: Path) -> None:
+def test_killed_torchrun_is_cause(job: Job, tmp_path: Path) -> None:
     """They are ended because of it: that must not look like their own failure."""
     job.start(job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)"), nproc=2))
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
@@ -457,7 +447,7 @@ def test_torchrun_that_is_killed_is_the_cause_not_its_ranks(job: Job, tmp_path: 
     assert all(event["asked"] for event in job.of_kind("rank_ended"))
 
 
-def test_ranks_are_not_interrupted_when_torchrun_is_killed(job: Job, tmp_path: Path) -> None:
+def test_killed_torchrun_does_not_interrupt_ranks(job: Job, tmp_path: Path) -> None:
     """They would fail before their supervisor has seen why; a handler might call that a Ctrl-C."""
     text = "import time; print('ready'); time.sleep(1000)"
     job.start(job.spec(script(tmp_path, text), start="fork"))
@@ -485,7 +475,7 @@ time.sleep(1000)
 """
 
 
-def test_a_rank_that_torchrun_has_ended_did_not_fail_by_itself(job: Job, tmp_path: Path) -> None:
+def test_rank_ended_by_torchrun_did_not_fail_itself(job: Job, tmp_path: Path) -> None:
     """Torchrun may be quicker than the supervisor, on a machine that does other work."""
     os.mkfifo(tmp_path / "go")
     job.start(job.spec(script(tmp_path, ONE_FAILS), nproc=2, workdir=tmp_path))
@@ -503,7 +493,7 @@ def test_a_rank_that_torchrun_has_ended_did_not_fail_by_itself(job: Job, tmp_pat
     }
 
 
-def test_torchrun_is_not_waited_for_once_all_ranks_have_ended(job: Job, tmp_path: Path) -> None:
+def test_torchrun_is_not_awaited_after_all_ranks_ended(job: Job, tmp_path: Path) -> None:
     """It takes its time to say what is known already, and a restart waits for it."""
     # The shell waits without a limit.
     stays = ["sh", "-c", '"$@"; sleep 1000', "sh"]
@@ -519,7 +509,7 @@ def test_torchrun_is_not_waited_for_once_all_ranks_have_ended(job: Job, tmp_path
     assert not job.living()
 
 
-def test_torchrun_that_is_not_there(job: Job, tmp_path: Path) -> None:
+def test_missing_torchrun_is_reported(job: Job, tmp_path: Path) -> None:
     spec = job.spec(script(tmp_path, ""), agent=["/no/such/python"])
     with pytest.raises(AssertionError, match="/no/such/python: No such file or directory"):
         job.start(spec)
@@ -539,7 +529,7 @@ os._exit(0)
 """
 
 
-def test_ranks_that_the_real_torchrun_forks(job: Job, tmp_path: Path, port: int) -> None:
+def test_real_torchrun_forks_ranks(job: Job, tmp_path: Path, port: int) -> None:
     spec = job.spec(script(tmp_path, SUMS), start="fork", nproc=2, agent=torchrun("fork", port, 2))
     ended = job.start(spec).wait(60)
     # Before it gloo of torch 2.8 and 2.9 says how many are connected.
@@ -549,7 +539,7 @@ def test_ranks_that_the_real_torchrun_forks(job: Job, tmp_path: Path, port: int)
     assert (ended["agent"], ended["killed"]) == (0, {})
 
 
-def test_a_rank_that_fails_under_the_real_torchrun(job: Job, tmp_path: Path, port: int) -> None:
+def test_rank_fails_under_real_torchrun(job: Job, tmp_path: Path, port: int) -> None:
     target = {**script(tmp_path, FAILS), "args": ["raise"]}
     agent = torchrun("plain", port, 2)
     spec = job.spec(target, start="plain", nproc=2, workdir=tmp_path, agent=agent)
@@ -560,7 +550,7 @@ def test_a_rank_that_fails_under_the_real_torchrun(job: Job, tmp_path: Path, por
     assert ended["why"] == "rank 1 failed"
 
 
-def test_the_real_torchrun_hurries_nobody_who_saves(job: Job, tmp_path: Path, port: int) -> None:
+def test_real_torchrun_lets_rank_save(job: Job, tmp_path: Path, port: int) -> None:
     spec = job.spec(script(tmp_path, SAVES), start="fork", nproc=2, agent=torchrun("fork", port, 2))
     job.start(spec)
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"), patience=60)
@@ -584,7 +574,7 @@ while True:
 
 
 @pytest.mark.parametrize("ends", ["fails", "is asked", "its parent is asked"])
-def test_one_process_without_torchrun(new_job: NewJob, tmp_path: Path, ends: str) -> None:
+def test_single_process_runs_without_torchrun(new_job: NewJob, tmp_path: Path, ends: str) -> None:
     """It has its node's place and nothing of torchrun; how it ends is known as it is of a rank."""
     job = new_job(node=1)
     agent = [sys.executable, "-u", no_torchrun.__file__, "--local-addr=127.0.0.1"]
@@ -628,7 +618,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
-def test_a_full_disk_stops_neither_the_job_nor_the_news_of_its_end(
+def test_full_disk_stops_neither_job_nor_end_event(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_job: NewJob
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(small_disk))

@@ -10,7 +10,7 @@ from pathlib import Path
 from orchestrator.node.job.run_directory import SystemLog, lines_between
 
 
-def test_each_line_has_its_time_its_process_and_no_secret(tmp_path: Path) -> None:
+def test_line_has_time_pid_and_no_secret(tmp_path: Path) -> None:
     path, before = str(tmp_path / "supervisor.log"), time.time()
     umask = os.umask(0)
     try:

@@ -59,7 +59,7 @@ def look(root: Path | str = "", **request: Any) -> Checkup:
     return found
 
 
-def test_gpus_and_who_holds_them(tools: Path, machine: Path) -> None:
+def test_gpus_holders_and_xids_are_found(tools: Path, machine: Path) -> None:
     tool(tools, "nvidia-smi", SMI)
     tool(tools, "dmesg", DMESG)
     found = look(machine, parts=["gpus", "xids"])
@@ -76,7 +76,7 @@ def test_gpus_and_who_holds_them(tools: Path, machine: Path) -> None:
     assert (found.torch, found.names) == (None, None)
 
 
-def test_a_driver_without_its_tool(tools: Path, machine: Path) -> None:
+def test_missing_nvidia_smi_is_reported(tools: Path, machine: Path) -> None:
     tool(
         tools,
         "dmesg",
@@ -89,9 +89,7 @@ def test_a_driver_without_its_tool(tools: Path, machine: Path) -> None:
     assert "not permitted" in found.problems["xids"] and "No journal" in found.problems["xids"]
 
 
-def test_gpus_of_which_the_driver_alone_tells_have_users_that_nobody_knows(
-    tools: Path, machine: Path
-) -> None:
+def test_gpus_of_driver_files_have_unknown_holders(tools: Path, machine: Path) -> None:
     files = {"information": "Model: \t NVIDIA H100\nGPU UUID: \t GPU-7\n"}
     plant(machine, {f"proc/driver/nvidia/gpus/0000:01:00.0/{n}": t for n, t in files.items()})
     found = look(machine, parts=["gpus"])
@@ -101,7 +99,7 @@ def test_gpus_of_which_the_driver_alone_tells_have_users_that_nobody_knows(
     assert found.holders is None and "not installed" in found.problems["gpus"]
 
 
-def test_the_journal_where_the_log_may_not_be_read(tools: Path, machine: Path) -> None:
+def test_journal_replaces_unreadable_kernel_log(tools: Path, machine: Path) -> None:
     tool(tools, "dmesg", "#!/bin/sh\nexit 1")
     # Grep exits in this way without a match.
     tool(tools, "journalctl", "#!/bin/sh\nexit 1")
@@ -110,7 +108,7 @@ def test_the_journal_where_the_log_may_not_be_read(tools: Path, machine: Path) -
     assert len(look(machine, parts=["xids"]).xids or ()) == 1
 
 
-def test_a_sick_driver_is_in_words(tools: Path, machine: Path) -> None:
+def test_broken_driver_is_reported(tools: Path, machine: Path) -> None:
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     tool(tools, "nvidia-smi", f'#!/bin/sh\necho "{said}"; exit 9\n')
     assert look(machine, parts=["gpus"]).problems == {
@@ -122,7 +120,7 @@ def test_a_sick_driver_is_in_words(tools: Path, machine: Path) -> None:
     assert found.problems == {"gpus": LOST.strip()}
 
 
-def test_amd_by_the_drivers_files(tools: Path, tmp_path: Path) -> None:
+def test_amd_gpus_are_read_from_driver_files(tools: Path, tmp_path: Path) -> None:
     device = {"vendor": "0x1002", "mem_info_vram_total": "100", "mem_info_vram_used": "7"}
     plant(tmp_path, {f"sys/class/drm/card0/device/{name}": text for name, text in device.items()})
     found = look(tmp_path, parts=["gpus"])
@@ -134,7 +132,7 @@ def test_amd_by_the_drivers_files(tools: Path, tmp_path: Path) -> None:
 # -- code and torch ---------------------------------------------------------------------------
 
 
-def test_the_program_has_a_digest(tmp_path: Path) -> None:
+def test_script_has_digest(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("x = 1\n")
     found = look(workdir=str(tmp_path), script="train.py", parts=["code"])
     assert found.script and len(found.script) == 64
@@ -145,7 +143,7 @@ def test_the_program_has_a_digest(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_torch_as_it_really_is() -> None:
+def test_torch_is_imported_for_real() -> None:
     found = look(parts=["torch", "names"])
     import torch
 
@@ -155,7 +153,7 @@ def test_torch_as_it_really_is() -> None:
     assert found.names is not None
 
 
-def test_a_torch_that_cannot_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_torch_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = "print('noise'); raise ImportError('libcudart.so.12: no such file')"
     plant(tmp_path, {"torch/__init__.py": broken})
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -184,7 +182,7 @@ def program(text: str, **variables: str) -> Iterator[int]:
             process.kill()
 
 
-def test_a_job_that_computes_and_one_that_waits_are_named() -> None:
+def test_load_names_busy_and_idle_jobs() -> None:
     begun = time.time()
     spins = {"ORCHESTRATOR_JOB": "spins-1"}
     waits = {"ORCHESTRATOR_JOB": "waits-1"}
@@ -199,7 +197,7 @@ def test_a_job_that_computes_and_one_that_waits_are_named() -> None:
     assert list(found.users) == sorted(found.users, key=lambda user: -user.cores)
 
 
-def test_what_is_computed_by_processes_that_are_not_seen_is_counted(
+def test_load_counts_unseen_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with program(SPIN):
@@ -208,7 +206,7 @@ def test_what_is_computed_by_processes_that_are_not_seen_is_counted(
     assert not found.users and found.unseen > 0.05 and found.cores == found.unseen
 
 
-def test_what_is_gone_has_no_owner() -> None:
+def test_owner_of_ended_process_is_none() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     assert checkup.owner(process.pid) is None

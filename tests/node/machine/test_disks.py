@@ -8,7 +8,7 @@ import pytest
 from orchestrator.node.machine import disks, probe
 
 
-def test_a_directory_here(tmp_path: Path) -> None:
+def test_disk_describes_directory(tmp_path: Path) -> None:
     found = disks.disk(str(tmp_path))
     space = os.statvfs(tmp_path)
     assert found.total == space.f_blocks * space.f_frsize
@@ -18,19 +18,19 @@ def test_a_directory_here(tmp_path: Path) -> None:
     assert (gone.path, gone.total) == (str(tmp_path / "not/yet"), found.total)
 
 
-def test_what_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_reports_read_only_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Root may write everywhere.
     monkeypatch.setattr(disks.os, "access", lambda *_: False)
     assert disks.disk(str(tmp_path)).writable is False
 
 
-def test_limits_of_this_login() -> None:
+def test_limits_of_login_are_read() -> None:
     found = probe.limits()
     soft, hard = found.nofile
     assert soft > 0 and (hard >= soft or hard == -1)
 
 
-def test_shared_memory_that_is_not_there(tmp_path: Path) -> None:
+def test_shared_memory_is_none_if_not_mounted(tmp_path: Path) -> None:
     """It is not taken for the disk that it would be on."""
     assert disks.shared_memory(str(tmp_path / "shm")) is None
     found = disks.shared_memory(str(tmp_path))

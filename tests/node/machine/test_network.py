@@ -53,7 +53,7 @@ def machine(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_kinds(machine: Path) -> None:
+def test_interfaces_have_kinds(machine: Path) -> None:
     found = {one.name: one.kind for one in network.interfaces(str(machine))}
     assert found == {
         "lo": "loopback", "eth0": "ethernet", "eth1": "ethernet", "eth9": "ethernet",
@@ -62,7 +62,7 @@ def test_kinds(machine: Path) -> None:
     }  # fmt: skip
 
 
-def test_one_interface(machine: Path) -> None:
+def test_interface_has_all_fields(machine: Path) -> None:
     found = {one.name: one for one in network.interfaces(str(machine))}
     assert found["eth0"] == Interface(
         name="eth0", kind="ethernet", state="up", speed=100000, mtu=9000,
@@ -77,7 +77,7 @@ def test_one_interface(machine: Path) -> None:
     assert (found["lo"].state, found["tun0"].state) == ("up", "up")
 
 
-def test_this_machine_has_loopback() -> None:
+def test_real_machine_has_loopback() -> None:
     (found,) = [one for one in network.interfaces() if one.kind == "loopback"]
     assert (found.name, found.state) == ("lo", "up")
 
@@ -86,7 +86,7 @@ def test_this_machine_has_loopback() -> None:
 
 
 @pytest.mark.skipif(shutil.which("ip") is None, reason="no ip(8) to compare with")
-def test_addresses_are_those_that_ip_shows() -> None:
+def test_interface_addresses_agree_with_ip() -> None:
     shown = json.loads(subprocess.check_output(["ip", "-j", "address"]))
     wanted = {
         Address(link["ifname"], address["local"], address["prefixlen"])
@@ -107,7 +107,7 @@ def test_addresses_are_those_that_ip_shows() -> None:
         ("255.255.255.255", ("", "")),
     ],
 )
-def test_the_way_to_a_peer(peer: str, found: tuple[str, str]) -> None:
+def test_route_finds_way_to_peer(peer: str, found: tuple[str, str]) -> None:
     assert network.route(peer, network.interface_addresses()) == found
 
 
@@ -115,11 +115,11 @@ def found(root: Path) -> list[RdmaPort]:
     return list(network.rdma_ports(str(root)))
 
 
-def test_a_machine_without_any(tmp_path: Path) -> None:
+def test_rdma_ports_are_empty_without_cards(tmp_path: Path) -> None:
     assert found(tmp_path) == []
 
 
-def test_an_infiniband_card(tmp_path: Path) -> None:
+def test_infiniband_card_is_read(tmp_path: Path) -> None:
     hca(tmp_path, "mlx5_0")
     (port,) = found(tmp_path)
     assert (port.name, port.link_layer, port.state) == ("mlx5_0:1", "InfiniBand", "ACTIVE")
@@ -128,7 +128,7 @@ def test_an_infiniband_card(tmp_path: Path) -> None:
     assert port.active and not port.software
 
 
-def test_ports_in_order_of_their_numbers(tmp_path: Path) -> None:
+def test_rdma_ports_are_ordered(tmp_path: Path) -> None:
     hca(tmp_path, "mlx5_1", port=1)
     hca(tmp_path, "mlx5_1", port=2, state="1: DOWN", physical="3: Disabled", rate="10 Gb/sec (4X)")
     hca(tmp_path, "mlx5_0", pci="0000:1b:00.0", state="2: INIT", physical="4: PortConfigurationTr")
@@ -139,7 +139,7 @@ def test_ports_in_order_of_their_numbers(tmp_path: Path) -> None:
     ]
 
 
-def test_a_roce_card(tmp_path: Path) -> None:
+def test_roce_card_lists_used_gids(tmp_path: Path) -> None:
     """Two versions for each address; empty entries and the default one are left out."""
     roce(tmp_path, "mlx5_2", "10.1.0.7", "ens1f0np0")
     (port,) = found(tmp_path)
@@ -151,7 +151,7 @@ def test_a_roce_card(tmp_path: Path) -> None:
     assert [str(gid.ip) for gid in port.gids if gid.is_routable_v2] == ["10.1.0.7"]
 
 
-def test_a_card_of_which_nothing_can_be_read(tmp_path: Path) -> None:
+def test_unreadable_card_has_defaults(tmp_path: Path) -> None:
     plant(tmp_path, {"sys/class/infiniband/broken/ports/1/": "", "sys/class/infiniband/none/": ""})
     (port,) = found(tmp_path)
     assert (port.name, port.state, port.rate, port.gids) == ("broken:1", "", 0.0, ())
@@ -164,5 +164,5 @@ def test_a_card_of_which_nothing_can_be_read(tmp_path: Path) -> None:
         ("800 Gb/sec (8X NDR)", 800.0), ("", 0.0), ("fast", 0.0), ("10", 0.0),
     ],
 )  # fmt: skip
-def test_rates(text: str, gbits: float) -> None:
+def test_rate_is_parsed(text: str, gbits: float) -> None:
     assert network.rate(text) == gbits

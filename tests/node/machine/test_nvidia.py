@@ -43,7 +43,7 @@ def gpus(text: str) -> list[Gpu]:
     return nvidia.gpus(nvidia.rows(text, nvidia.GPU_FIELDS))
 
 
-def test_healthy_gpus() -> None:
+def test_healthy_gpus_are_parsed() -> None:
     first, second = gpus(HEALTHY)
     assert first == Gpu(
         vendor="nvidia", index=0, model="NVIDIA H100 80GB HBM3", uuid=UUID, pci="0000:1b:00",
@@ -60,15 +60,13 @@ def test_healthy_gpus() -> None:
     [(GEFORCE, None, 1 << 20), (MIG, 0, None)],
     ids=["a card without ECC", "MIG"],
 )
-def test_what_a_model_does_not_say_is_none_and_no_sickness(
-    text: str, errors: int | None, used: int | None
-) -> None:
+def test_unsupported_fields_are_none(text: str, errors: int | None, used: int | None) -> None:
     (gpu,) = gpus(text)
     assert (gpu.ecc_errors, gpu.used) == (errors, used)
     assert gpu.problem == "" and gpu.memory
 
 
-def test_a_sick_gpu_says_so() -> None:
+def test_sick_gpu_has_problem() -> None:
     (gpu,) = gpus(SICK)
     assert gpu.problem == "nvidia-smi says 'GPU requires reset' for its utilization.gpu"
     assert (gpu.index, gpu.busy, gpu.temperature, gpu.memory) == (3, None, None, 81559 << 20)
@@ -78,7 +76,7 @@ def test_a_sick_gpu_says_so() -> None:
 
 
 @pytest.mark.parametrize("message", [LOST, GONE])
-def test_a_lost_gpu_is_a_line_among_the_others(message: str) -> None:
+def test_lost_gpu_is_reported_beside_others(message: str) -> None:
     assert [gpu.index for gpu in gpus(HEALTHY + message)] == [0, 1]
     assert nvidia.lost(HEALTHY + message) == [message.strip()]
     assert nvidia.lost(HEALTHY) == []
@@ -98,7 +96,7 @@ def test_messages_are_no_gpus(text: str) -> None:
     assert gpus(text) == []
 
 
-def test_who_computes() -> None:
+def test_processes_are_parsed() -> None:
     text = f"""\
 67849, {UUID}, 76842, /home/alice/venv/bin/python3
 70001, {UUID}, [N/A], [Insufficient Permissions]
@@ -115,7 +113,7 @@ No running processes found
     ]
 
 
-def test_xids_of_dmesg_and_of_the_journal() -> None:
+def test_xids_are_read_from_kernel_log_and_journal() -> None:
     text = """\
 [    4.1] NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.127.05
 [  812.1] NVRM: Xid (PCI:0000:3b:00): 31, pid=79749, name=python3, Ch 0000000a, intr 00000000.
@@ -132,7 +130,7 @@ Nov 03 01:02:03 gpu07 kernel: NVRM: Xid (PCI:0000:4F:00): 79, GPU has fallen off
     assert found[1].words == "GPU has fallen off the bus."
 
 
-def test_a_program_that_is_called_like_a_report_breaks_no_gpu() -> None:
+def test_program_named_like_xid_is_ignored() -> None:
     """Linux 6 wrote these lines when a user's programs with such names crashed."""
     name = "NVRM: Xid (PCI:0000:4f:00): 79, GPU has fallen off the bus"
     crashed = "segfault at 0 ip 0000560bb3fca132 sp 00007ffe321a2a80 error 6 in"
@@ -171,7 +169,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_fields_that_a_driver_does_not_know_are_left_out(smi: Path) -> None:
+def test_unknown_fields_are_asked_once(smi: Path) -> None:
     sampling = nvidia.NvidiaSampling()
     known = {
         "use": [0.97, 0.12],
@@ -193,7 +191,7 @@ def test_fields_that_a_driver_does_not_know_are_left_out(smi: Path) -> None:
     assert sampling.sample() == known, "the unknown field was asked for again"
 
 
-def test_an_nvidia_smi_that_fails_is_not_asked_again_at_once(smi: Path) -> None:
+def test_failing_nvidia_smi_is_not_asked_again_at_once(smi: Path) -> None:
     smi.write_text("#!/bin/sh\necho broken; exit 9\n")
     sampling = nvidia.NvidiaSampling()
     assert sampling.sample() == {} and "exit code 9: broken" in sampling.problem
@@ -201,7 +199,7 @@ def test_an_nvidia_smi_that_fails_is_not_asked_again_at_once(smi: Path) -> None:
     assert sampling.sample() == {} and "broken" in sampling.problem
 
 
-def test_a_gpu_that_is_lost_keeps_its_place(smi: Path, tmp_path: Path) -> None:
+def test_lost_gpu_keeps_its_index(smi: Path, tmp_path: Path) -> None:
     for index in range(3):
         (tmp_path / f"proc/driver/nvidia/gpus/0000:0{index}:00.0").mkdir(parents=True)
     sampling = nvidia.NvidiaSampling(str(tmp_path))
@@ -214,5 +212,5 @@ def test_a_gpu_that_is_lost_keeps_its_place(smi: Path, tmp_path: Path) -> None:
     ("word", "found"),
     [("12", 12), ("12.50", 12.5), ("[N/A]", None), ("0x0000000000000040", 64), ("ERR!", None)],
 )
-def test_what_nvidia_smi_writes(word: str, found: float | None) -> None:
+def test_scaled_parses_nvidia_smi_values(word: str, found: float | None) -> None:
     assert nvidia.scaled(word, 1) == found

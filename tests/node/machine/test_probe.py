@@ -28,7 +28,7 @@ REQUEST = Probe(
 )
 
 
-def test_what_it_finds_is_what_the_plan_wants() -> None:
+def test_probe_returns_facts_for_plan() -> None:
     """Through JSON, as over the link; the head adds what it alone knows."""
     found = Probed(**probe.probe(REQUEST), library="/lib")
     sent = decode(Probed, json.loads(json.dumps(encode(found))))
@@ -45,9 +45,7 @@ def test_what_it_finds_is_what_the_plan_wants() -> None:
     assert shown["target_kind"] == facts.target_kind and "target" not in shown
 
 
-def test_the_environment_wins_over_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_overrides_nccl_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plant(tmp_path, {"etc/nccl.conf": "NCCL_DEBUG=WARN"})
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("MY_NCCL_THING", "1")
@@ -107,26 +105,26 @@ def workdir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("no/cat", "missing", "{here}/no/cat"),
     ],
 )
-def test_what_kind_of_program_it_is(workdir: Path, name: str, kind: str, resolved: str) -> None:
+def test_resolve_target_finds_kind(workdir: Path, name: str, kind: str, resolved: str) -> None:
     target = Target(kind="auto", name=name.format(here=workdir))
     found = resolve_target(target, str(workdir))
     assert found == Target(kind=kind, name=resolved.format(here=workdir))
 
 
 @pytest.mark.parametrize("kind", ["engine", "module"])
-def test_what_is_no_file_is_taken_as_it_is(kind: str) -> None:
+def test_resolve_target_keeps_module_and_engine(kind: str) -> None:
     target = Target(kind=kind, name="a.b")
     assert resolve_target(target, "/") == target
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
-def test_a_program_that_may_not_be_read(workdir: Path) -> None:
+def test_resolve_target_reports_unreadable_program(workdir: Path) -> None:
     (workdir / "train.py").chmod(0)
     found = resolve_target(Target(kind="auto", name="train.py"), str(workdir))
     assert found.kind == "unreadable"
 
 
-def test_the_workdir(workdir: Path) -> None:
+def test_workdir_is_resolved(workdir: Path) -> None:
     for wanted, path, there in (
         (None, workdir, True),
         ("~", workdir / "home", True),
@@ -157,11 +155,11 @@ def run(job: str, *events: str, spec: bool = True) -> RunDir:
     return made
 
 
-def test_none() -> None:
+def test_leftovers_are_empty_without_runs() -> None:
     assert probe.leftovers() == ()
 
 
-def test_those_that_have_not_ended() -> None:
+def test_leftovers_lists_runs_that_have_not_ended() -> None:
     run("over-1", "started", "ended")
     # It never received a spec.
     run("never-1", spec=False)
@@ -181,13 +179,13 @@ def fail() -> Any:
     raise OSError(5, "Input/output error")
 
 
-def test_parts_that_work_and_one_that_does_not() -> None:
+def test_gather_returns_results_and_problems() -> None:
     found, problems = gather(20.0, {"a": lambda: 1, "b": fail, "c": lambda: None})
     assert found == {"a": 1, "c": None}
     assert problems == {"b": "[Errno 5] Input/output error"}
 
 
-def test_what_hangs_holds_up_nothing_behind_it() -> None:
+def test_gather_returns_despite_hanging_part() -> None:
     for_ever = threading.Event()
     parts: dict[str, Any] = {"a": lambda: 1, "b": for_ever.wait, "c": lambda: 3, "d": for_ever.wait}
     try:
@@ -199,7 +197,7 @@ def test_what_hangs_holds_up_nothing_behind_it() -> None:
     assert problems == {"b": words, "d": words}
 
 
-def test_a_defect_is_not_hidden() -> None:
+def test_gather_raises_programming_errors() -> None:
     with pytest.raises(ZeroDivisionError):
         gather(20.0, {"a": lambda: 1 / 0})
 
@@ -217,13 +215,13 @@ GPU Firmware: \t 550.127.05
 GPU Excluded:\t No"""
 
 
-def test_nvidia_devices_are_counted(tmp_path: Path) -> None:
+def test_gpu_count_counts_nvidia_devices(tmp_path: Path) -> None:
     names = ["nvidia0", "nvidia1", "nvidia10", "nvidiactl", "nvidia-uvm", "nvidia-modeset", "null"]
     plant(tmp_path, {f"dev/{name}": "" for name in names})
     assert probe.gpu_count(str(tmp_path)) == 3
 
 
-def test_amd_devices_are_counted_without_their_cpus(tmp_path: Path) -> None:
+def test_gpu_count_skips_amd_cpus(tmp_path: Path) -> None:
     nodes = {
         "0": "cpu_cores_count 64\nsimd_count 0\n",
         "1": "simd_count 304\n",
@@ -234,12 +232,12 @@ def test_amd_devices_are_counted_without_their_cpus(tmp_path: Path) -> None:
     assert probe.gpu_count(str(tmp_path)) == 2
 
 
-def test_a_machine_without_any(tmp_path: Path) -> None:
+def test_gpu_count_is_zero_without_devices(tmp_path: Path) -> None:
     assert probe.gpu_count(str(tmp_path)) == 0
     assert nvidia.cards(str(tmp_path)) == []
 
 
-def test_nvidia_cards_by_the_drivers_own_files(tmp_path: Path) -> None:
+def test_cards_are_read_from_driver_files(tmp_path: Path) -> None:
     top = "proc/driver/nvidia/gpus"
     unknown = "Model: \t\t Unknown\nGPU UUID: \t GPU-????????-????-????-????-????????????"
     plant(

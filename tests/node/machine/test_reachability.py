@@ -15,7 +15,7 @@ def called(*places: tuple[int, str]) -> tuple[str, ...]:
     return dial(Dial(places=tuple((HERE, port, word) for port, word in places), seconds=3.0))
 
 
-def test_only_the_right_word_is_an_answer() -> None:
+def test_listener_answers_right_word_alone() -> None:
     one, other = listen(Listen(ports=(0, 0), word="gpu01"))
     assert called((one, "gpu01"), (other, "gpu01"), (one, "gpu02")) == (
         *("", ""),
@@ -25,7 +25,7 @@ def test_only_the_right_word_is_an_answer() -> None:
         assert listen(Listen(ports=(taken.getsockname()[1],), word="gpu01")) == (0,)
 
 
-def test_it_listens_for_as_long_as_it_was_told() -> None:
+def test_listener_ends_after_its_seconds() -> None:
     (brief,) = listen(Listen(ports=(0,), word="gpu01", seconds=0.3))
     (longer,) = listen(Listen(ports=(0,), word="gpu01", seconds=60.0))
     wait_until(lambda: called((brief, "gpu01")) == ("connection refused",), "its end")

@@ -37,7 +37,7 @@ def waiting(job: Job, tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_it_samples_beside_a_job_and_is_no_part_of_it(job: Job, tmp_path: Path) -> None:
+def test_sampler_runs_beside_job(job: Job, tmp_path: Path) -> None:
     go = waiting(job, tmp_path)
     path = tmp_path / "e/outputs/node_00_metrics.jsonl"
     wait_until(lambda: path.exists() and samples.machine(path).host)  # it is there before a line
@@ -50,7 +50,7 @@ def test_it_samples_beside_a_job_and_is_no_part_of_it(job: Job, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_killed_supervisor_takes_it_along(job: Job, tmp_path: Path) -> None:
+def test_sampler_ends_with_killed_supervisor(job: Job, tmp_path: Path) -> None:
     waiting(job, tmp_path)
     own = wait_until(lambda: sampler_of(job))
     job.supervisor.kill()
@@ -58,7 +58,7 @@ def test_a_killed_supervisor_takes_it_along(job: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sampler_that_hangs_holds_nobody_up(job: Job, tmp_path: Path) -> None:
+def test_hanging_sampler_does_not_delay_end(job: Job, tmp_path: Path) -> None:
     go = waiting(job, tmp_path)
     own = wait_until(lambda: sampler_of(job))
     os.kill(own.pid, signal.SIGSTOP)
@@ -73,7 +73,7 @@ def sampled(tmp_path: Path, **fields: object) -> Sampler:
     return Sampler(bare_spec(env=env, **fields), seconds=0.01)
 
 
-def test_notices_are_in_the_stream_once_for_an_attempt(
+def test_notice_is_written_once_per_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampler, "space", lambda _: [1, 64 << 20])
@@ -92,7 +92,7 @@ def test_notices_are_in_the_stream_once_for_an_attempt(
     assert len(samples.last(paths[1], 9)) == 2
 
 
-def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = sampler.Lines(str(tmp_path / "lines"))
     lines.write({"time": 1})
     write = os.write
@@ -136,11 +136,11 @@ def told(sample: dict[str, Any], times: int = 10) -> list[str]:
         ({"swap_per_s": 1000, "swap_bytes": 1 * GB}, None),
     ],
 )
-def test_each_cause_is_told_once(sample: dict[str, Any], words: str | None) -> None:
+def test_cause_is_reported_once(sample: dict[str, Any], words: str | None) -> None:
     assert told(sample) == ([words] if words else [])
 
 
-def test_a_spike_is_not_told() -> None:
+def test_spike_is_not_reported() -> None:
     causes = Causes()
     for mask in [0x40] * (IN_A_ROW - 1) + [0] + [0x40] * (IN_A_ROW - 1):
         assert causes.judge({"gpu": {"throttle": [mask]}}) == []
@@ -199,12 +199,12 @@ def test_counters_become_shares_and_rates(tmp_path: Path) -> None:
     }
 
 
-def test_a_counter_that_was_reset_is_no_rate() -> None:
+def test_reset_counter_gives_no_rate() -> None:
     before, now = {"net eth0": (1000, 5)}, {"net eth0": (10, 5), "net eth1": (7, 7)}
     assert sampler.rates(before, now, 1.0)["net"] == {}
 
 
-def test_this_machine_itself() -> None:
+def test_real_machine_is_sampled() -> None:
     known, watched = sampler.about(), sampler.Counters()
     sample = wait_until(lambda: (known := watched.sample()) and "cpu" in known and known)
     assert 0 <= sample["cpu"] <= 1

@@ -20,7 +20,7 @@ hip: Optional[str] = {hip!r}
 """
 
 
-def test_torch_is_read_not_imported() -> None:
+def test_torch_version_is_read_without_import() -> None:
     from torch import __version__ as real
 
     code = "import sys; from orchestrator.node.machine import probe as s;v = s.software()[0];"
@@ -49,13 +49,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (None, ""),
     ],
 )
-def test_the_version_of_torch(site: Path, text: str | None, version: str) -> None:
+def test_torch_version_is_read_from_file(site: Path, text: str | None, version: str) -> None:
     if text is not None:
         (site / "torch" / "version.py").write_text(text)
     assert software.software(str(site))[0] == version
 
 
-def test_no_torch_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_torch_has_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert software.software(str(tmp_path)) == ("", Software())
@@ -66,7 +66,7 @@ def torch(site: Path, cuda: str | None = "12.8", hip: str | None = None) -> None
     (site / "torch" / "version.py").write_text(text)
 
 
-def test_nccl_of_the_wheel_that_fits(site: Path) -> None:
+def test_nccl_of_matching_wheel_is_found(site: Path) -> None:
     torch(site)
     for name in ("nvidia_nccl_cu13-2.28.3.dist-info", "nvidia_nccl_cu12-2.27.5.dist-info"):
         (site / name).mkdir()
@@ -74,7 +74,7 @@ def test_nccl_of_the_wheel_that_fits(site: Path) -> None:
     assert (found.cuda, found.nccl) == ("12.8", "2.27.5")
 
 
-def test_nccl_of_the_system(site: Path) -> None:
+def test_nccl_of_system_is_found(site: Path) -> None:
     torch(site)
     root = site.parent
     assert software.software(str(root))[1].nccl == ""
@@ -82,7 +82,7 @@ def test_nccl_of_the_system(site: Path) -> None:
     assert software.software(str(root))[1].nccl == "2.21.5"
 
 
-def test_rccl_and_its_driver(site: Path) -> None:
+def test_rccl_and_amd_driver_are_found(site: Path) -> None:
     torch(site, cuda=None, hip="6.3.42131-fa1d09cbd")
     root = site.parent
     header = "#define NCCL_MAJOR 2\n#define NCCL_MINOR 21\n#define NCCL_PATCH 5\n"
@@ -94,13 +94,13 @@ def test_rccl_and_its_driver(site: Path) -> None:
     )
 
 
-def test_a_torch_for_cpus_has_no_nccl(site: Path) -> None:
+def test_cpu_torch_has_no_nccl(site: Path) -> None:
     torch(site, cuda=None)
     (site / "nvidia_nccl_cu12-2.27.5.dist-info").mkdir()
     assert software.software(str(site))[1].nccl == ""
 
 
-def test_a_torch_in_an_environment_that_was_not_chosen(
+def test_pythons_with_torch_searches_usual_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, work = tmp_path / "home [1]", tmp_path / "work"

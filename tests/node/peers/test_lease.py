@@ -50,7 +50,7 @@ class Supervisor:
 
 
 @pytest.mark.parametrize(("grace", "ahead"), [(30.0, 30.0), (500.0, 100.0), (0.0, 0.0)])
-def test_a_time_limit_leaves_the_ranks_their_grace(
+def test_time_limit_leaves_grace(
     monkeypatch: pytest.MonkeyPatch, grace: float, ahead: float
 ) -> None:
     now = 1000.0
@@ -70,7 +70,7 @@ def test_a_time_limit_leaves_the_ranks_their_grace(
 
 @pytest.mark.parametrize("node", [0, 1])
 @pytest.mark.parametrize("what", ["no head came", "detached", "followed"])
-def test_a_part_that_no_head_has_followed_and_no_other_was_heard_of_ends(
+def test_unfollowed_part_without_peers_ends(
     monkeypatch: pytest.MonkeyPatch, node: int, what: str
 ) -> None:
     """The link to it was cut while it started: its head counts the job as not started."""
@@ -96,7 +96,7 @@ def test_a_part_that_no_head_has_followed_and_no_other_was_heard_of_ends(
 
 
 @pytest.mark.parametrize(("certain", "waits"), [(False, HEARSAY_SECONDS), (True, 0.0)])
-def test_others_may_speak_first_unless_the_cause_is_certain(certain: bool, waits: float) -> None:
+def test_uncertain_cause_waits_for_other_reports(certain: bool, waits: float) -> None:
     order = EndOrder(why="rank 3 failed", grace=0.5, failed=True, certain=certain)
     with pytest.MonkeyPatch.context() as patch:
         now = 1000.0
@@ -119,7 +119,7 @@ def test_others_may_speak_first_unless_the_cause_is_certain(certain: bool, waits
 # -- a supervisor that is gone, and one that is cut off ------------------------------------------
 
 
-def test_all_nodes_of_a_large_job_may_call_at_once() -> None:
+def test_hub_accepts_all_nodes_at_once() -> None:
     loop = Supervisor()
     with socket.create_server(("127.0.0.1", 0), backlog=300) as server:
         hub = Hub(loop, "00" * 16, lambda *_: None, server, nnodes=200)
@@ -132,7 +132,7 @@ def test_all_nodes_of_a_large_job_may_call_at_once() -> None:
             hub.turn_away(wire)
 
 
-def test_a_supervisor_that_begins_late_is_behind_no_firewall(
+def test_late_supervisor_is_not_taken_for_firewall(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The others of a restart may wait for torch, where a spare had it ready."""
@@ -216,7 +216,7 @@ def two(monkeypatch: pytest.MonkeyPatch) -> Iterator[Two]:
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_supervisor_that_is_gone_is_named_long_before_its_lease_ends(two: Two, node: int) -> None:
+def test_lost_supervisor_is_named_before_lease_ends(two: Two, node: int) -> None:
     two.die(node)
     two.pass_time(GONE_SECONDS - PEER_BEAT)
     assert not two.jobs[0].orders, "it could call again"
@@ -226,7 +226,7 @@ def test_a_supervisor_that_is_gone_is_named_long_before_its_lease_ends(two: Two,
     assert order.why.startswith(f"node {node}'s supervisor has ended: its line to node {1 - node}")
 
 
-def test_a_line_that_a_firewall_resets_is_made_anew_and_nobody_is_gone(two: Two) -> None:
+def test_reset_line_is_reopened_without_loss(two: Two) -> None:
     assert isinstance(two.hub, Hub)
     two.hub.wires[1].connection.shutdown(socket.SHUT_RDWR)
     two.pass_time(4 * GONE_SECONDS)
@@ -234,7 +234,7 @@ def test_a_line_that_a_firewall_resets_is_made_anew_and_nobody_is_gone(two: Two)
     assert not two.hub.closed and two.spoke is not None and not two.spoke.closed
 
 
-def test_who_is_cut_off_is_not_taken_for_gone(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cut_off_node_is_not_taken_for_gone(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """It calls again while the line is silent, and closes the silent one only for another."""
     assert isinstance(two.hub, Hub) and isinstance(two.spoke, Spoke)
     before = two.hub.wires[1]
@@ -248,9 +248,7 @@ def test_who_is_cut_off_is_not_taken_for_gone(two: Two, monkeypatch: pytest.Monk
     assert not two.jobs[0].orders and not two.hub.closed and not two.spoke.closed
 
 
-def test_a_line_whose_other_end_is_only_late_is_not_closed(
-    two: Two, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_line_to_late_peer_is_kept(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy node 0 hears, and takes each new line in the place of the one before; it says nothing.
 
     If one of these lines was closed, and another one came late, node 1 would be gone for it.
@@ -274,7 +272,7 @@ def test_a_line_whose_other_end_is_only_late_is_not_closed(
     assert not any(job.orders for job in two.jobs)
 
 
-def test_a_supervisor_that_did_not_run_counts_no_silence_and_knows_for_how_long(two: Two) -> None:
+def test_suspended_supervisor_counts_no_silence(two: Two) -> None:
     two.now += 600.0  # both
     two.pass_time(PEER_BEAT)
     assert not two.jobs[0].orders and not two.jobs[1].orders

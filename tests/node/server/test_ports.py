@@ -29,7 +29,7 @@ def ports() -> Iterator[Any]:
 BASE = 42000 + os.getpid() % 5000
 
 
-def test_ports_are_held_until_their_holder_is_gone(ports: Any) -> None:
+def test_port_is_held_until_holder_ends(ports: Any) -> None:
     first = ports(BASE)
     assert BASE <= first < BASE + 50
     assert ports(first, exact=True) == 0
@@ -46,7 +46,7 @@ def test_ports_are_held_until_their_holder_is_gone(ports: Any) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "127.0.0.1", "127.0.0.9", "::", "::1"])
-def test_a_port_somebody_listens_on_is_passed_over(ports: Any, address: str) -> None:
+def test_port_in_use_is_skipped(ports: Any, address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family) as taken:
         try:
@@ -59,6 +59,6 @@ def test_a_port_somebody_listens_on_is_passed_over(ports: Any, address: str) -> 
         assert ports(number) != number
 
 
-def test_there_are_no_ports_beyond_the_last(ports: Any) -> None:
+def test_port_search_ends_at_last_port(ports: Any) -> None:
     assert ports(65536) == 0
     assert ports(65535) in (0, 65535)

@@ -216,12 +216,12 @@ class Copy:
         "printf '\\n\\0\\377J\\0\\0\\0\\2{}\\n'",
     ],
 )
-def test_what_a_login_prints_first_is_no_matter(new_link: NewLink, noise: str) -> None:
+def test_login_noise_is_skipped(new_link: NewLink, noise: str) -> None:
     link = new_link(noise)
     assert link.ask(Ping(), PATIENCE).time == pytest.approx(time.time(), abs=10)
 
 
-def test_a_probe_pays_for_nothing_that_it_does_not_need() -> None:
+def test_probe_imports_no_unneeded_modules() -> None:
     """A head asks many nodes at once, and often: these take a quarter of the server's start."""
     names = "orchestrator.node.server.server, orchestrator.node.machine.requests"
     code = f"import sys, {names}; print(*sys.modules)"
@@ -236,7 +236,7 @@ PACKAGES = {"orchestrator", "orchestrator.node", "orchestrator.engine"}
 
 
 @pytest.mark.slow
-def test_what_is_shipped_needs_nothing_of_ours_that_is_not() -> None:
+def test_shipped_library_is_self_contained() -> None:
     """On a node our package is not installed."""
     files = {name: data.decode() for name, data in library().files}
     modules = {name.removesuffix(".py").replace("/", ".") for name in files}
@@ -254,7 +254,7 @@ def test_what_is_shipped_needs_nothing_of_ours_that_is_not() -> None:
                 assert not missing or wanted == ["orchestrator.__version__"], (name, missing)
 
 
-def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_unwritable_home_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     link = NodeLink(env={"ORCHESTRATOR_HOME": str(tmp_path / "file" / "home")})
     with pytest.raises(NodeError, match="Not a directory"):
@@ -263,14 +263,14 @@ def test_a_home_that_cannot_be_written_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_link_leaves_with_the_head(new_link: NewLink) -> None:
+def test_server_ends_with_head(new_link: NewLink) -> None:
     link = new_link()
     link.close()
     assert link.process.wait(PATIENCE) == 0
 
 
 @pytest.mark.slow
-def test_a_heartbeat_comes_every_second(new_link: NewLink) -> None:
+def test_heartbeat_comes_every_second(new_link: NewLink) -> None:
     beats = new_link().beats()
     assert 0.9 < -next(beats) + next(beats) < 5
 
@@ -279,7 +279,7 @@ def test_a_heartbeat_comes_every_second(new_link: NewLink) -> None:
 
 
 @pytest.mark.slow
-def test_a_probe_holds_a_port_for_the_job(new_link: NewLink, tmp_path: Path) -> None:
+def test_probe_holds_port_for_job(new_link: NewLink, tmp_path: Path) -> None:
     request = {
         "cwd": str(tmp_path),
         "workdir": None,
@@ -296,7 +296,7 @@ def test_a_probe_holds_a_port_for_the_job(new_link: NewLink, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_job_that_is_not_known_is_refused(new_link: NewLink) -> None:
+def test_unknown_job_is_refused(new_link: NewLink) -> None:
     link = new_link()
     for name in ("nothing", "../../etc", ""):
         with pytest.raises(NodeError):
@@ -307,7 +307,7 @@ def test_a_job_that_is_not_known_is_refused(new_link: NewLink) -> None:
 
 
 @pytest.mark.slow
-def test_a_job_starts_once_and_outlives_its_link(
+def test_job_starts_once_and_outlives_connection(
     new_link: NewLink, job: Job, tmp_path: Path
 ) -> None:
     os.mkfifo(tmp_path / "go")
@@ -334,7 +334,7 @@ def test_a_job_starts_once_and_outlives_its_link(
 
 
 @pytest.mark.slow
-def test_a_shared_experiment_is_used_as_it_is(
+def test_shared_experiment_directory_is_used(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
     job, other = new_job(), new_job()
@@ -350,7 +350,7 @@ def test_a_shared_experiment_is_used_as_it_is(
 
 
 @pytest.mark.slow
-def test_a_job_that_cannot_start_is_refused_in_words(new_link: NewLink, new_job: NewJob) -> None:
+def test_job_that_cannot_start_is_explained(new_link: NewLink, new_job: NewJob) -> None:
     job = new_job()
     spec = job.spec({"kind": "script", "name": "x", "args": []}, agent=["/no/such/python"])
     with pytest.raises(NodeError, match="No such file or directory"):
@@ -362,7 +362,7 @@ def test_a_job_that_cannot_start_is_refused_in_words(new_link: NewLink, new_job:
 
 
 @pytest.mark.slow
-def test_a_supervisor_that_hangs_never_starts_the_job(
+def test_hanging_supervisor_never_starts_job(
     home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, new_job: NewJob
 ) -> None:
     (tmp_path / "__main__.py").write_text("import time; time.sleep(1000)")
@@ -396,9 +396,7 @@ for number in range(30_000):
 
 
 @pytest.mark.slow
-def test_every_byte_is_sent_once_and_a_new_link_goes_on_at_the_offsets(
-    new_link: NewLink, job: Job, tmp_path: Path
-) -> None:
+def test_stream_resumes_at_offsets_after_cut(new_link: NewLink, job: Job, tmp_path: Path) -> None:
     """The link is cut repeatedly in the middle of a transfer."""
     job.start(job.spec(script(tmp_path, LINES), nproc=2))
     copy = Copy()
@@ -418,9 +416,7 @@ def test_every_byte_is_sent_once_and_a_new_link_goes_on_at_the_offsets(
 
 
 @pytest.mark.slow
-def test_a_slow_head_does_not_fill_the_nodes_memory(
-    new_link: NewLink, job: Job, tmp_path: Path
-) -> None:
+def test_slow_head_does_not_fill_memory(new_link: NewLink, job: Job, tmp_path: Path) -> None:
     job.start(job.spec(script(tmp_path, "for _ in range(200): print('x' * 99_999)"))).wait()
     link = new_link()
 
@@ -445,7 +441,7 @@ WAITS = "import time; print('ready'); time.sleep(1000)"
 
 
 @pytest.mark.slow
-def test_an_end_with_its_receipt(new_link: NewLink, job: Job, tmp_path: Path) -> None:
+def test_stop_returns_receipt(new_link: NewLink, job: Job, tmp_path: Path) -> None:
     job.start(job.spec(script(tmp_path, WAITS)))
     wait_until(lambda: job.said("ready"))
     link, who = new_link(), {"job": job.run.job, "node": 0}
@@ -472,7 +468,7 @@ time.sleep(1000)
 
 
 @pytest.mark.slow
-def test_a_job_whose_supervisor_was_killed_is_swept(
+def test_stop_sweeps_job_with_killed_supervisor(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
     """With its scrubbed children; and the receipt says what was killed."""
@@ -517,7 +513,7 @@ open(sys.argv[1], "wb").write(client.recv(4096))
 
 
 @pytest.mark.slow
-def test_all_jobs_end_known_by_directory_or_tag(
+def test_stop_all_finds_jobs_by_directory_or_tag(
     home: Path, new_job: NewJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, lost, over = new_job(), new_job(), new_job()
@@ -544,7 +540,7 @@ def for_all() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may")
-def test_jobs_of_all_users_end_when_root_wants_it(
+def test_root_stops_jobs_of_all_users(
     home: Path, for_all: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One with a supervisor to ask, one without; and nothing in their files is believed."""
@@ -589,7 +585,7 @@ def test_jobs_of_all_users_end_when_root_wants_it(
 
 
 @pytest.mark.slow
-def test_the_state_of_a_job(new_link: NewLink, new_job: NewJob, tmp_path: Path) -> None:
+def test_job_state_is_reported(new_link: NewLink, new_job: NewJob, tmp_path: Path) -> None:
     job = new_job(node=2)
     target = script(tmp_path, "print('ready'); open('go').read(); raise SystemExit(3)")
     os.mkfifo(tmp_path / "go")
@@ -619,7 +615,7 @@ def test_the_state_of_a_job(new_link: NewLink, new_job: NewJob, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_job_whose_home_has_a_long_path(
+def test_long_home_path_is_supported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_job: NewJob, new_link: NewLink
 ) -> None:
     """A socket's address may have 107 bytes; a path, 4095."""
@@ -633,7 +629,7 @@ def test_a_job_whose_home_has_a_long_path(
     assert new_link().ask(AskJobState(job=job.run.job, node=0), PATIENCE).state == "running"
 
 
-def test_a_server_that_waited_for_its_head_knows_of_no_stop_before_it(
+def test_server_that_waited_knows_no_earlier_stop(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))

@@ -33,7 +33,7 @@ class Head:
         streamer.pump(self.frame, self.messages.append)
 
 
-def test_lines_that_come_fast_go_together_and_an_event_takes_them_along(
+def test_streamer_batches_lines_and_flushes_on_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path))

@@ -100,7 +100,7 @@ def stand_in(home: Path) -> Iterator[Callable[..., StandIn]]:
     ],
     ids=["older", "newer"],
 )
-def test_a_supervisor_that_is_understood(
+def test_compatible_supervisor_is_followed(
     new_link: NewLink,
     stand_in: Callable[..., StandIn],
     spec: dict[str, Any],
@@ -134,7 +134,7 @@ def test_a_supervisor_that_is_understood(
 
 
 @pytest.mark.slow
-def test_a_supervisor_that_is_not_understood(
+def test_incompatible_supervisor_is_refused_but_stoppable(
     new_link: NewLink,
     stand_in: Callable[..., StandIn],
 ) -> None:

@@ -88,7 +88,7 @@ def devices(slots: int = 1, of: int = 2, **more: object) -> DeviceRequest:
 # -- slots, and what a lock is --------------------------------------------------------------------
 
 
-def test_one_launch_has_a_slot_at_a_time(sessions: list[ServerSession]) -> None:
+def test_slot_has_one_holder(sessions: list[ServerSession]) -> None:
     first, second, third = sessions
     assert (
         first.answer(Claim(devices=devices())).held and second.answer(Claim(devices=devices())).held
@@ -104,14 +104,14 @@ def test_one_launch_has_a_slot_at_a_time(sessions: list[ServerSession]) -> None:
     assert first.answer(Claim(devices=devices(2))).taken
 
 
-def test_all_of_it_or_nothing(sessions: list[ServerSession]) -> None:
+def test_claim_is_all_or_nothing(sessions: list[ServerSession]) -> None:
     first, second, third = sessions
     assert first.answer(Claim(devices=devices(1, 3))).held
     assert not second.answer(Claim(devices=devices(3, 3))).held
     assert third.answer(Claim(devices=devices(2, 3))).held
 
 
-def test_a_launch_waits_a_moment_for_one_that_may_give_up(sessions: list[ServerSession]) -> None:
+def test_claim_waits_for_starting_launch_alone(sessions: list[ServerSession]) -> None:
     first, second, _ = sessions
     first.answer(Claim(devices=devices(2)))
     began = time.monotonic()
@@ -137,9 +137,7 @@ sys.stdin.read()
 """
 
 
-def test_the_kernel_frees_what_a_killed_holder_had(
-    sessions: list[ServerSession], place: Path
-) -> None:
+def test_kernel_frees_locks_of_killed_holder(sessions: list[ServerSession], place: Path) -> None:
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -153,7 +151,7 @@ def test_the_kernel_frees_what_a_killed_holder_had(
     assert len(list(place.glob("*.json"))) == 1
 
 
-def test_a_supervisor_that_inherits_the_file_holds_what_its_visit_held(
+def test_supervisor_inherits_locks(
     sessions: list[ServerSession],
 ) -> None:
     first, second, _ = sessions
@@ -169,7 +167,7 @@ def test_a_supervisor_that_inherits_the_file_holds_what_its_visit_held(
     assert second.answer(Claim(devices=devices(1, 1))).held
 
 
-def test_a_job_that_may_be_started_again_keeps_what_it_has_between_attempts(
+def test_job_with_restarts_keeps_locks_between_attempts(
     sessions: list[ServerSession],
 ) -> None:
     first, second, _ = sessions
@@ -199,7 +197,7 @@ def test_a_job_that_may_be_started_again_keeps_what_it_has_between_attempts(
         (True, 1, "more nodes can join", 0, False, False),
     ],
 )
-def test_when_a_supervisor_lets_go(
+def test_release_happens_at_final_end(
     monkeypatch: pytest.MonkeyPatch,
     again: bool,
     nnodes: int,
@@ -221,7 +219,7 @@ def test_when_a_supervisor_lets_go(
 # -- the book -------------------------------------------------------------------------------------
 
 
-def test_who_waits_is_read_by_all_until_it_leaves(sessions: list[ServerSession]) -> None:
+def test_waiting_entry_is_visible_until_leave(sessions: list[ServerSession]) -> None:
     first, second, _ = sessions
     first.answer(Wait(entry=ENTRY))
     (seen,) = second.answer(ReadLockTable()).entries
@@ -236,7 +234,7 @@ def test_who_waits_is_read_by_all_until_it_leaves(sessions: list[ServerSession])
     assert second.answer(ReadLockTable()).entries == ()
 
 
-def test_who_has_not_waited_leaves_enough_to_those_who_do(sessions: list[ServerSession]) -> None:
+def test_claim_leaves_enough_for_earlier_entries(sessions: list[ServerSession]) -> None:
     first, second, _ = sessions
     first.answer(Wait(entry=ENTRY.replace(wants=2)))
     answer = second.answer(Claim(devices=devices(2, 3)))
@@ -247,9 +245,7 @@ def test_who_has_not_waited_leaves_enough_to_those_who_do(sessions: list[ServerS
     assert first.answer(Claim(devices=devices(2, 3))).held
 
 
-def test_an_entry_that_no_living_process_wrote_says_nothing(
-    sessions: list[ServerSession], place: Path
-) -> None:
+def test_entry_without_living_writer_is_ignored(sessions: list[ServerSession], place: Path) -> None:
     lock_table = LockTable()
     lock_table.write(ENTRY.replace(user="another"))
     (place / "fedcba9876543210.json").write_text("{}")
@@ -259,13 +255,13 @@ def test_an_entry_that_no_living_process_wrote_says_nothing(
     lock_table.close()
 
 
-def test_whose_an_entry_is_the_file_system_says(sessions: list[ServerSession]) -> None:
+def test_owner_of_entry_is_owner_of_file(sessions: list[ServerSession]) -> None:
     sessions[0].answer(Wait(entry=ENTRY.replace(user="the emperor")))
     (seen,) = sessions[1].answer(ReadLockTable()).entries
     assert seen.user != "the emperor"
 
 
-def test_an_entry_writes_no_line_of_its_own_on_other_terminals(
+def test_entry_text_is_cleaned(
     sessions: list[ServerSession],
 ) -> None:
     said = ENTRY.replace(job="x\norchestrator: done\x1b[2J", names=("\r",))
@@ -298,7 +294,7 @@ sys.stdin.read()
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be others")
-def test_users_of_one_machine_share_its_book(
+def test_users_share_one_lock_table(
     sessions: list[ServerSession], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first creates it under any umask; the others lock it and change their own entries."""
@@ -335,9 +331,7 @@ def test_users_of_one_machine_share_its_book(
 # -- GPUs -----------------------------------------------------------------------------------------
 
 
-def test_the_gpus_of_a_launch_are_near_each_other(
-    sessions: list[ServerSession], gpus: list[Device]
-) -> None:
+def test_claimed_gpus_are_neighbours(sessions: list[ServerSession], gpus: list[Device]) -> None:
     first, second, third = sessions
     assert first.answer(Claim(devices=devices(gpus=2))).words == "GPU 0-1 of 8"
     assert second.answer(Claim(devices=devices(gpus=4))).words == "GPU 2-5 of 8"
@@ -349,13 +343,15 @@ def test_the_gpus_of_a_launch_are_near_each_other(
         second.of(Claims).environment(bare_spec().replace(devices=devices()))
 
 
-def test_whoever_has_all_sees_all(sessions: list[ServerSession], gpus: list[Device]) -> None:
+def test_claim_of_all_gpus_sets_no_variable(
+    sessions: list[ServerSession], gpus: list[Device]
+) -> None:
     spec = bare_spec().replace(devices=devices())
     assert sessions[0].of(Claims).environment(spec) == {}
     assert sessions[0].of(Claims).claimed().words == "GPU 0-7"
 
 
-def test_more_than_there_are_is_never_to_be_had(
+def test_claim_above_gpu_count_is_refused(
     sessions: list[ServerSession], gpus: list[Device]
 ) -> None:
     assert "has 8 GPUs for this job, and 9 are wanted" in (
@@ -373,7 +369,7 @@ def test_more_than_there_are_is_never_to_be_had(
         ("-1", ""),
     ],
 )
-def test_a_launch_that_names_its_gpus_holds_those(
+def test_visible_devices_of_launch_are_claimed(
     sessions: list[ServerSession], gpus: list[Device], named: str, held: str
 ) -> None:
     answer = sessions[0].answer(Claim(devices=devices(visible=named)))
@@ -383,7 +379,7 @@ def test_a_launch_that_names_its_gpus_holds_those(
         assert sessions[1].answer(Claim(devices=devices(visible="4"))).held
 
 
-def test_a_gpu_on_which_somebody_computes_is_taken(
+def test_gpu_in_use_is_not_claimed(
     sessions: list[ServerSession], gpus: list[Device], tmp_path: Path
 ) -> None:
     used_by(
@@ -401,7 +397,7 @@ def test_a_gpu_on_which_somebody_computes_is_taken(
     assert sessions[2].answer(Claim(devices=devices(gpus=2))).taken
 
 
-def test_that_nobody_knows_who_computes_is_said(
+def test_unknown_gpu_use_is_reported(
     sessions: list[ServerSession], gpus: list[Device], tmp_path: Path
 ) -> None:
     (tmp_path / "tools/nvidia-smi").write_text("#!/bin/sh\necho broken; exit 9\n")
@@ -409,7 +405,7 @@ def test_that_nobody_knows_who_computes_is_said(
     assert answer.held and "exit code 9: broken" in answer.unsure
 
 
-def test_a_container_has_the_gpus_whose_files_it_has(tmp_path: Path, gpus: list[Device]) -> None:
+def test_container_sees_own_gpus_alone(tmp_path: Path, gpus: list[Device]) -> None:
     (tmp_path / "dev/nvidia0").unlink()
     assert [card.uuid for card in nvidia.cards(str(tmp_path), seen=True)] == [
         f"GPU-{index}" for index in range(1, 8)

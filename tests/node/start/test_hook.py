@@ -50,17 +50,17 @@ pytestmark = pytest.mark.usefixtures("shell")
         ("export A=1; return 0; export B=2\n", {"A": "1"}),
     ],
 )
-def test_what_it_exports(text: str, changed: dict[str, str]) -> None:
+def test_hook_exports_are_returned(text: str, changed: dict[str, str]) -> None:
     assert run_hook(text, {"GIVEN": "given"}, "/") == (changed, [])
 
 
-def test_what_it_unsets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hook_unsets_are_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     # A non-interactive bash drops this variable.
     monkeypatch.setenv("PS1", "(venv) ")
     assert run_hook("unset GIVEN OTHER; export A=1", {"GIVEN": "1"}, "/") == ({"A": "1"}, ["GIVEN"])
 
 
-def test_where_it_runs(tmp_path: Path) -> None:
+def test_hook_runs_in_workdir(tmp_path: Path) -> None:
     assert run_hook("export A=$PWD", {}, str(tmp_path))[0] == {"A": str(tmp_path)}
     assert run_hook("export A=1", {}, str(tmp_path / "missing"))[0] == {"A": "1"}
 
@@ -77,13 +77,13 @@ def test_where_it_runs(tmp_path: Path) -> None:
         ("if", "ended with exit code "),
     ],
 )
-def test_how_it_fails(text: str, words: str) -> None:
+def test_failing_hook_is_explained(text: str, words: str) -> None:
     with pytest.raises(HookError) as failed:
         run_hook(text, {}, "/")
     assert str(failed.value).startswith(words)
 
 
-def test_a_process_in_the_background_is_not_waited_for(tmp_path: Path) -> None:
+def test_hook_does_not_wait_for_background_process(tmp_path: Path) -> None:
     """It holds the hook's standard output and error open for as long as it likes."""
     began = time.monotonic()
     text = f"sleep 20 & echo $! > {tmp_path}/pid; export A=1"
@@ -92,7 +92,7 @@ def test_a_process_in_the_background_is_not_waited_for(tmp_path: Path) -> None:
     os.kill(int((tmp_path / "pid").read_text()), 9)
 
 
-def test_one_that_hangs_is_ended_with_its_children(
+def test_hanging_hook_is_ended_with_children(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hook, "HOOK_SECONDS", 0.3)

@@ -58,7 +58,7 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
     return run
 
 
-def test_a_spare_becomes_the_master_of_fewer_nodes() -> None:
+def test_spare_becomes_master_of_fewer_nodes() -> None:
     spec = part_of(Start(place=PLACE))
     assert spec.command == [
         *("python3", "-u", "agent.py", "--nproc-per-node=2", "--local-addr=10.0.0.4"),
@@ -73,7 +73,7 @@ def test_a_spare_becomes_the_master_of_fewer_nodes() -> None:
     assert spec.attached
 
 
-def test_accelerate_starts_again_on_its_own_nodes(kept: RunDir) -> None:
+def test_accelerate_restarts_on_same_nodes_alone(kept: RunDir) -> None:
     placed = (("port", "--main_process_port"),)
     Path(kept.spec).unlink()
     kept.write_spec(FIRST.replace(agent=("accelerate", "launch"), placed=placed))
@@ -85,7 +85,7 @@ def test_accelerate_starts_again_on_its_own_nodes(kept: RunDir) -> None:
             part_of(Start(place=other))
 
 
-def test_a_node_says_when_it_has_lost_its_part(kept: RunDir) -> None:
+def test_missing_spec_is_reported_as_lost_part(kept: RunDir) -> None:
     """Its disk may be another one now."""
     Path(kept.spec).unlink()
     with pytest.raises(Refusal, match="has lost its part of the job") as lost:

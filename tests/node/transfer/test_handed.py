@@ -31,7 +31,7 @@ def keep(run: RunDir, name: str, content: bytes) -> None:
     assert session.answer(Contents(size=len(data))) == Lacking(failed={})
 
 
-def test_a_file_becomes_one_of_the_run(home: Path) -> None:
+def test_hand_over_moves_file_into_run(home: Path) -> None:
     run = RunDir("job", 0)
     keep(run, "call.pkl", b"onetwo")
     keep(RunDir("job", 1), "call.pkl", b"another node of the same home")
@@ -45,7 +45,7 @@ def test_a_file_becomes_one_of_the_run(home: Path) -> None:
     assert [path.name for path in (home / "runs/job").iterdir()] == ["0"]
 
 
-def test_a_run_without_one_has_none(home: Path) -> None:
+def test_hand_over_accepts_run_without_file(home: Path) -> None:
     run = RunDir("job", 0)
     run.create()
     receive.hand_over(run, run)

@@ -34,7 +34,7 @@ def put(place: TargetDirectory, number: int, offset: int, data: bytes) -> None:
     place.put(FilePart(number, offset, len(data)), memoryview(data))
 
 
-def test_files_come_in_pieces_and_each_is_there_when_it_is_whole(tmp_path: Path) -> None:
+def test_file_appears_once_all_pieces_came(tmp_path: Path) -> None:
     place = incoming(tmp_path / "there")
     assert place.compare().ranges == ((0, 2),)
     put(place, 0, 0, b"on")
@@ -53,7 +53,7 @@ def test_files_come_in_pieces_and_each_is_there_when_it_is_whole(tmp_path: Path)
     [(7, 0, b"x"), (0, 1, b"n"), (0, 0, b"more than it has"), (-1, 0, b"x")],
     ids=["no such file", "from the middle", "too much", "no number"],
 )
-def test_parts_in_disorder_are_refused(
+def test_pieces_in_disorder_are_refused(
     tmp_path: Path, number: int, offset: int, data: bytes
 ) -> None:
     place = incoming(tmp_path)
@@ -65,7 +65,7 @@ def test_parts_in_disorder_are_refused(
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_modes_are_the_users_or_ours(tmp_path: Path, private: bool) -> None:
+def test_modes_follow_private_flag(tmp_path: Path, private: bool) -> None:
     place = incoming(tmp_path / "there", private=private)
     place.compare()
     put(place, 1, 0, b"")
@@ -74,9 +74,7 @@ def test_modes_are_the_users_or_ours(tmp_path: Path, private: bool) -> None:
     assert modes == ([0o700, 0o700, 0o600] if private else [0o755, 0o755, 0o644])
 
 
-def test_a_file_that_cannot_be_written_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_error_names_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: PartialFile, data: memoryview) -> None:
         raise OSError(28, "No space left on device")
 
@@ -98,7 +96,7 @@ def test_a_file_that_cannot_be_written_is_named(
         asked(Contents(size=3), b"xxx")
 
 
-def test_a_directory_is_compared_and_left_as_it_is(tmp_path: Path) -> None:
+def test_dry_run_compares_and_changes_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("a")
     (tmp_path / "b.py").write_text("b")
     changed = (tmp_path / "a.py").stat().st_mtime_ns

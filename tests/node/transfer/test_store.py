@@ -114,7 +114,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def test_a_tree_comes_and_is_checked_out(store: Store, way: str) -> None:
+def test_tree_is_received_and_checked_out(store: Store, way: str) -> None:
     session = ServerSession().of(CodeSession)
     with pytest.raises(ValueError, match="was not offered"):
         check_out(session)
@@ -133,7 +133,7 @@ def test_a_tree_comes_and_is_checked_out(store: Store, way: str) -> None:
     assert send(ServerSession().of(CodeSession)) == 0
 
 
-def test_a_job_that_writes_changes_only_its_own(store: Store, session: CodeSession) -> None:
+def test_job_changes_own_copy_alone(store: Store, session: CodeSession) -> None:
     first, second = (Path(check_out(session, name).workdir) for name in ("x-0", "y-0"))
     (first / "a.py").write_text("changed")
     assert (second / "a.py").read_bytes() == CONTENTS[b"a.py"]
@@ -141,7 +141,7 @@ def test_a_job_that_writes_changes_only_its_own(store: Store, session: CodeSessi
 
 
 @pytest.mark.parametrize("how", ["longer", "other content", "other mode"])
-def test_a_content_that_somebody_changed_comes_again(
+def test_damaged_content_is_requested_again(
     store: Store, session: CodeSession, way: str, how: str
 ) -> None:
     (changed,) = (e for e in ENTRIES if e.path == b"a.py")
@@ -157,7 +157,7 @@ def test_a_content_that_somebody_changed_comes_again(
     assert Path(check_out(session).workdir, "a.py").read_bytes() == CONTENTS[b"a.py"]
 
 
-def test_what_lies_is_refused(store: Store) -> None:
+def test_invalid_requests_are_refused(store: Store) -> None:
     session, into = ServerSession(), RemoteDir(kind=STORE)
     with pytest.raises(Refusal, match="no list of files"):
         asked(session, Offer(into=into), LISTING[1:-1])
@@ -175,13 +175,13 @@ def test_what_lies_is_refused(store: Store) -> None:
             snapshot.make(store, name, title, ENTRIES)
 
 
-def test_a_store_that_others_may_change_is_refused(store: Store) -> None:
+def test_store_writable_by_others_is_refused(store: Store) -> None:
     Path(os.fsdecode(store.objects)).chmod(0o777)
     with pytest.raises(ValueError, match="may be written by everybody"):
         ServerSession().of(CodeSession)
 
 
-def test_inputs_that_only_the_node_has_are_linked_and_nothing_else(
+def test_inputs_of_node_are_linked_into_snapshot(
     store: Store, session: CodeSession, tmp_path: Path
 ) -> None:
     """The program's own files stay in the snapshot, even under names in the node's directory."""
@@ -216,7 +216,7 @@ def test_inputs_that_only_the_node_has_are_linked_and_nothing_else(
             session.check_out(request.replace(snapshot="z-0", title="u/proj", outputs=(name,)))
 
 
-def test_snapshots_go_with_their_jobs(store: Store, session: CodeSession) -> None:
+def test_snapshots_are_removed_with_jobs(store: Store, session: CodeSession) -> None:
     started, never = (check_out(session, name).workdir for name in ("x-0", "y-0"))
     run = start(session, "job-1", started)
     session.leave()
@@ -230,7 +230,7 @@ def test_snapshots_go_with_their_jobs(store: Store, session: CodeSession) -> Non
     assert not Path(started).exists()
 
 
-def test_old_snapshots_go_unless_a_program_wrote_there(
+def test_old_snapshots_are_removed_unless_written_to(
     store: Store, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkout, "clean", lambda: 0)  # here, and not in a thread
@@ -256,9 +256,7 @@ def test_old_snapshots_go_unless_a_program_wrote_there(
     assert left == ["runs", "wrote", "above", "edited", "newest"]
 
 
-def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(
-    store: Store, session: CodeSession
-) -> None:
+def test_files_written_beside_code_are_listed(store: Store, session: CodeSession) -> None:
     root = Path(check_out(session).workdir)
     run = start(session, "job-1", str(root))
     (Path(outputs.directory(run))).mkdir(parents=True)
@@ -296,7 +294,7 @@ def test_what_a_job_wrote_beside_its_code_is_listed_with_its_outputs(
     assert listed(60.0) == {"loss.csv": ""}
 
 
-def test_a_job_that_names_another_directory_loses_nothing(store: Store, tmp_path: Path) -> None:
+def test_snapshot_of_ignores_other_directories(store: Store, tmp_path: Path) -> None:
     """A spec is a file of the user's; what is removed must be a snapshot."""
     run = RunDir("job-1", 0)
     run.create()
@@ -307,7 +305,7 @@ def test_a_job_that_names_another_directory_loses_nothing(store: Store, tmp_path
         assert snapshot.snapshot_of(store, workdir) == b""
 
 
-def test_what_nobody_used_for_long_goes(store: Store, session: CodeSession) -> None:
+def test_unused_contents_are_collected(store: Store, session: CodeSession) -> None:
     check_out(session)
     later = time.time() + 8 * 86400
     snapshot.tidy(store, later)
@@ -324,7 +322,7 @@ class Finder:
     __module__ = "__editable___mine_finder"
 
 
-def test_an_install_of_the_nodes_own_copy_is_answered_by_the_snapshot(
+def test_editable_install_is_redirected_to_snapshot(
     store: Store, session: CodeSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a directory on the path, or by names; one that no directory answers is named."""

@@ -35,7 +35,7 @@ def following(job: Job, spec: Spec) -> StandbySession:
     ("event", "seconds"),
     [(FirstOutput(time=1000.0), AFTER_SECONDS), (STARTED, SILENT_SECONDS + AFTER_SECONDS)],
 )
-def test_once_the_ranks_have_begun_even_in_silence(
+def test_standby_starts_once_ranks_began(
     event: Event, seconds: float, new_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A program may never print anything."""
@@ -57,7 +57,7 @@ def test_once_the_ranks_have_begun_even_in_silence(
 
 
 @pytest.mark.parametrize(("restarts", "looks"), [(0, 1), (1, 3)])
-def test_what_was_ended_comes_back_for_a_restart_alone(
+def test_ended_standby_returns_for_restart_alone(
     restarts: int, looks: int, new_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`warm --off` while a job runs is not undone a minute later."""

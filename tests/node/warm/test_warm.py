@@ -33,7 +33,7 @@ STANDBY, SUPERVISE = "orchestrator/node/warm/standby.py", "orchestrator/node/war
 WAITS = "import time; print('waits', flush=True); time.sleep(1000)"
 
 
-def test_it_is_used_once_and_ended_with_proof(node: WarmNode) -> None:
+def test_standby_is_used_once_and_ended(node: WarmNode) -> None:
     job, cold = node.run(HELLO)
     assert not cold.warm and cold.why_cold == "cold start: nothing waited there"
     standby = node.keep_warm(job)
@@ -49,7 +49,7 @@ def test_it_is_used_once_and_ended_with_proof(node: WarmNode) -> None:
     assert not list(Path(standbys.root()).iterdir())
 
 
-def test_its_processes_are_the_jobs_as_after_a_cold_start(node: WarmNode) -> None:
+def test_warm_job_owns_its_processes(node: WarmNode) -> None:
     node.keep_warm(node.run(HELLO)[0])
     job, warm = node.start(WAITS, env={"SECRET_OF_MINE": "x" * 2000})
     assert warm.warm, warm.why_cold
@@ -66,7 +66,7 @@ def test_its_processes_are_the_jobs_as_after_a_cold_start(node: WarmNode) -> Non
     assert not alive(warm.supervisor) and not alive(started["agent"])
 
 
-def test_a_job_waits_for_what_is_still_importing(node: WarmNode) -> None:
+def test_job_waits_for_standby_that_imports(node: WarmNode) -> None:
     """The next launch comes at once: the directory in which torch is imported has to stay."""
     job, _ = node.run(HELLO)
     go_on = node.directory / "go_on"
@@ -114,9 +114,7 @@ def shown(node: WarmNode, job: Any) -> tuple[dict[str, Any], float]:
     return json.loads(text), float(number)
 
 
-def test_a_rank_finds_the_same_as_after_a_cold_start(
-    node: WarmNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_warm_rank_sees_same_as_cold(node: WarmNode, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("COLUMNS", "LINES"):  # readline sets them past os.environ, as in a --pdb
         monkeypatch.setenv(name, "80")
     monkeypatch.setenv("SSH_CLIENT", "10.0.0.1 5 22")
@@ -134,7 +132,7 @@ def test_a_rank_finds_the_same_as_after_a_cold_start(
 # -- not any more -----------------------------------------------------------------------------
 
 
-def test_another_environment_is_cold_and_says_why(node: WarmNode) -> None:
+def test_other_environment_starts_cold(node: WarmNode) -> None:
     standby = node.keep_warm(node.run(HELLO)[0])
     _, plain = node.run(HELLO, env={"LANG": "C"}, warm=0.0)
     assert not plain.warm and not plain.why_cold and alive(standby.pid)
@@ -144,7 +142,7 @@ def test_another_environment_is_cold_and_says_why(node: WarmNode) -> None:
     assert node.keep_warm(job).directory != standby.directory
 
 
-def test_only_who_asks_starts_from_what_others_left(node: WarmNode) -> None:
+def test_launch_without_warm_ignores_standby(node: WarmNode) -> None:
     """A launch without --warm ignores a standby, and so does a job's first attempt."""
     standby = node.keep_warm(node.run(HELLO)[0])
     for fields in ({}, {"start": "plain"}, {"attempt": attempt_of("a", 1)}):
@@ -154,7 +152,7 @@ def test_only_who_asks_starts_from_what_others_left(node: WarmNode) -> None:
     assert other.why_cold == "cold start: nothing waited there" and alive(standby.pid)
 
 
-def test_what_waits_for_a_jobs_next_attempt_is_that_jobs_alone(node: WarmNode) -> None:
+def test_standby_of_next_attempt_serves_that_job_alone(node: WarmNode) -> None:
     job, _ = node.run(HELLO, warm=0.0, attempt=attempt_of("first", 1))
     standbys.start(job.run, os.environ, 0o022, 600.0)
     standby = node.ready()
@@ -170,7 +168,7 @@ def attempt_of(job: str, number: int) -> dict[str, Any]:
     return {"number": number, "restarts": 3, "first_job": job, "first_node": 0}
 
 
-def test_a_package_that_changed_is_imported_anew(node: WarmNode) -> None:
+def test_changed_package_starts_cold(node: WarmNode) -> None:
     standby = node.keep_warm(node.run(HELLO)[0])
     node.package("torch.__init__", "version = 2\n")
     job, cold = node.run("import torch; print(torch.version)")
@@ -179,9 +177,7 @@ def test_a_package_that_changed_is_imported_anew(node: WarmNode) -> None:
 
 
 @pytest.mark.parametrize("changed", ["src/edited.py", "site-packages/editable.pth"])
-def test_what_a_package_imports_and_where_it_is_found_is_imported_anew(
-    node: WarmNode, changed: str
-) -> None:
+def test_changed_import_or_path_file_starts_cold(node: WarmNode, changed: str) -> None:
     """An editable install is outside of the package directories; a .pth file names its path."""
     source = node.directory / "src"
     source.mkdir()
@@ -201,7 +197,7 @@ def rewrite(job: Job, spec: Spec) -> None:
     job.run.write_spec(spec)
 
 
-def test_it_leaves_after_its_time(node: WarmNode) -> None:
+def test_standby_leaves_after_its_time(node: WarmNode) -> None:
     job, _ = node.run(HELLO, warm=0.001)
     standbys.start(job.run, os.environ, 0o022)
     wait_until(lambda: not standbys.find_all(), "its end")
@@ -210,7 +206,7 @@ def test_it_leaves_after_its_time(node: WarmNode) -> None:
     assert not list(Path(standbys.root()).iterdir())
 
 
-def test_it_stays_for_as_long_as_the_last_job_said(node: WarmNode) -> None:
+def test_last_job_sets_time_of_standby(node: WarmNode) -> None:
     """One that was made for the next attempt of a job is kept afterwards, but not for its hour."""
     job, _ = node.run(HELLO)
     for seconds in (3600.0, 60.0, 3600.0):
@@ -229,7 +225,9 @@ def no_library(node: WarmNode) -> None:
 
 
 @pytest.mark.parametrize("happens", [new_package, no_library])
-def test_it_leaves_by_itself(node: WarmNode, happens: Callable[[WarmNode], None]) -> None:
+def test_standby_leaves_if_something_changes(
+    node: WarmNode, happens: Callable[[WarmNode], None]
+) -> None:
     """It checks on each request and every 15 s; it stays until something changes."""
     node.edit(STANDBY, "TICK_SECONDS = 15.0", "TICK_SECONDS = 0.1")
     standby = node.keep_warm(node.run(HELLO)[0])
@@ -240,7 +238,7 @@ def test_it_leaves_by_itself(node: WarmNode, happens: Callable[[WarmNode], None]
     assert not standbys.find_all() and not Path(standby.directory).exists()
 
 
-def test_no_more_than_two_wait(node: WarmNode) -> None:
+def test_at_most_two_standbys_wait(node: WarmNode) -> None:
     job, _ = node.run(HELLO)
     spec = job.run.read_spec()
     began: list[Standby] = []
@@ -253,7 +251,7 @@ def test_no_more_than_two_wait(node: WarmNode) -> None:
     assert not alive(began[0].pid)
 
 
-def test_a_killed_process_is_a_cold_start(node: WarmNode) -> None:
+def test_killed_standby_means_cold_start(node: WarmNode) -> None:
     standby = node.keep_warm(node.run(HELLO)[0])
     os.kill(standby.pid, signal.SIGKILL)
     wait_until(lambda: not alive(standby.pid), "its end")
@@ -262,9 +260,7 @@ def test_a_killed_process_is_a_cold_start(node: WarmNode) -> None:
     assert cold.why_cold == "cold start: nothing waited there"
 
 
-def test_one_that_does_not_answer_is_killed(
-    node: WarmNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_silent_standby_is_killed(node: WarmNode, monkeypatch: pytest.MonkeyPatch) -> None:
     standby = node.keep_warm(node.run(HELLO)[0])
     monkeypatch.setattr(standbys, "STANDBY_SECONDS", 0.2)
     os.kill(standby.pid, signal.SIGSTOP)
@@ -273,7 +269,7 @@ def test_one_that_does_not_answer_is_killed(
     assert job.output == {"0": "hello\n"} and not alive(standby.pid)
 
 
-def test_two_that_want_it_do_not_both_get_it(node: WarmNode) -> None:
+def test_standby_has_one_claimant(node: WarmNode) -> None:
     standby = node.keep_warm(node.run(HELLO)[0])
     claimed = standbys.claim(standby)
     assert claimed is not None and standbys.claim(standby) is None
@@ -285,7 +281,7 @@ def test_two_that_want_it_do_not_both_get_it(node: WarmNode) -> None:
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
-def test_a_stop_during_the_hand_over(
+def test_stop_during_hand_over_ends_job(
     node: WarmNode, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     """In either order no process is left, and none starts afterwards."""
@@ -328,7 +324,7 @@ HOOK = "import builtins, os\nbuiltins.HOOKED = os.environ.get('HOOK', 'off')\n"
 HOOKED = "import builtins; print(builtins.HOOKED)"
 
 
-def test_a_secret_of_the_job_is_not_kept(node: WarmNode) -> None:
+def test_standby_keeps_no_secret(node: WarmNode) -> None:
     env = {"HF_TOKEN": "s3cret" * 9, "HF_HOME": "/hf", "HF_USER": "told secretly"}
     env |= {"HF_ENDPOINT": "https://u:p@h/", "HF_MIRROR": "http://h/?user=told%20secretly"}
     env |= {"HF_OTHER": "hf_abcdefghijklmnopqrstuvwxyz", "TORCH_OTHER": "a l0gin-in-a-word"}
@@ -354,7 +350,7 @@ def test_a_secret_of_the_job_is_not_kept(node: WarmNode) -> None:
         ({}, {"SLURM_STEP_ID": "0"}, "Slurm"),
     ],
 )
-def test_what_can_never_start_warm(
+def test_unsuitable_job_says_why(
     fields: dict[str, object], environ: dict[str, str], why: str
 ) -> None:
     agent = ["python", "-u", "/lib/orchestrator/node/job/ranks/fast_torchrun.py", "--nnodes=1"]
