@@ -116,7 +116,7 @@ class Launch:
         "multinode",
         "Name the experiment's directory: experiments/NAME_<date>_<time>.",
         COMMON,
-        shown="multinode; verify for a verify run",
+        shown="the script's name; multinode for the built-in engine, verify for a verify run",
         metavar="NAME",
     )
     nproc: int | None = option(

@@ -77,11 +77,11 @@ def test_two_nodes_by_hand_are_one_job(machines: Machines) -> None:
     assert (first.finish(), second.finish()) == (0, 0), first.text + second.text
     assert "node 0 of 2: rank 0 of 3" in first.text
     assert "node 1 of 2: ranks 1 to 2 of 3" in second.text
-    place = machines.record("multinode")["experiment"]
+    place = machines.record("job")["experiment"]
     assert f"node0 rank0 | sum 3.0 0 {place} ['two words']" in first.text
     for rank in (1, 2):
         assert f"node1 rank{rank} | sum 3.0 1 {place} ['two words']" in second.text
-    assert machines.record("multinode-node1")["state"] == "done"
+    assert machines.record("job-node1")["state"] == "done"
     assert "sum 3.0" in next(Path(place).glob("logs/node_0_*.txt")).read_text()
 
 
@@ -97,7 +97,7 @@ def test_a_failure_ends_it_on_all_nodes(machines: Machines) -> None:
     assert "the cause: rank 1 on node 1" in second.text
     assert "ValueError: of its own" in second.text
     assert "rank 1 on node 1 failed; this node ends its part" in first.text
-    assert machines.record("multinode")["verdict"]["kind"] == "elsewhere"
+    assert machines.record("job")["verdict"]["kind"] == "elsewhere"
     # A supervisor may need a moment to leave after its last word.
     wait_until(
         lambda: not with_variable(f"ORCHESTRATOR_HOME={machines.directory}/home"),

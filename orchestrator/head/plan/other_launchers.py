@@ -1,16 +1,21 @@
-"""Reject commands and shell scripts that start ranks by themselves: every rank would do so.
+"""Reject what each rank would fail at: a launcher of ranks, and a script with a syntax error.
 
 Options of other launchers are not translated: docs/coming-from has our names for them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import platform
 import re
 import shlex
+import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.common.errors import UsageError
+from orchestrator.protocol.spec import Target
 
 LAUNCHERS = (
     r"(torchrunx?|deepspeed|composer|mpirun|mpiexec|horovodrun|colossalai run|accelerate launch"
@@ -75,6 +80,27 @@ def refuse_script(program: Sequence[str]) -> None:
                 " sets); or, where the script itself reads MASTER_ADDR, NNODES and NODE_RANK:"
                 f" {by_itself}",
             )
+
+
+def refuse_syntax_error(target: Target) -> None:
+    """Raise UsageError if this Python cannot compile a script, with the place of the error.
+
+    No node is asked: its Python may be newer than this one, and then the user decides.
+    """
+    file = Path(target.name)
+    if target.kind != "auto" or file.suffix != ".py" or not file.is_file():
+        return
+    try:
+        with warnings.catch_warnings(), contextlib.suppress(OSError, ValueError, RecursionError):
+            warnings.simplefilter("ignore")
+            compile(file.read_bytes(), target.name, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        frame = "".join(traceback.format_exception_only(error)).rstrip().splitlines()[1:-1]
+        raise UsageError(
+            "\n".join([f"{target.name}:{error.lineno or 1}: {error.msg}", *frame]),
+            f"Python {platform.python_version()} of this machine cannot read it; if the nodes'"
+            " Python is newer and can, --check none leaves it to them",
+        ) from None
 
 
 def without_launcher(match: re.Match[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import time
@@ -19,6 +20,7 @@ from orchestrator.config import load
 from orchestrator.config.launch import (
     DEFAULT_CONFIG,
     DEFAULT_HOOK,
+    Launch,
     LaunchArguments,
     Origin,
     Where,
@@ -33,6 +35,9 @@ from orchestrator.head.plan.model import EnvSetting
 from orchestrator.head.plan.plan import CALL, ENGINE
 from orchestrator.head.start import variables
 from orchestrator.protocol.spec import Target
+
+# An experiment may be called by 100 characters; a sweep adds a number.
+LONGEST_NAME = 60
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,10 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         if target.kind == "engine" or by is not None:
             what = "accelerate" if by is not None else "the built-in engine"
             raise UsageError(f"{what} needs torchrun's ranks", "leave --no-torchrun out")
+    if launch.name == Launch.name and "name" not in arguments.launch:
+        launch = replace(launch, name=name_of(target))
+    if launch.check != "none" and launch.workdir is None:
+        other_launchers.refuse_syntax_error(target)
     launch = replace(launch, activate=environment.absolute(launch.activate))
     environment.check(launch.activate, launch.wrap)
     if launch.warm is not None:
@@ -144,6 +153,13 @@ def target_of(arguments: LaunchArguments) -> Target:
         target = without_python(arguments.program)
         return target.replace(near=nearest_file(target.name, (".py", ".sh")))
     return Target("engine", ENGINE, ())
+
+
+def name_of(target: Target) -> str:
+    """Return the name of a program's experiments: that of its script or module."""
+    stem = target.name if target.kind == "module" else Path(target.name).stem
+    plain = re.sub(r"[^A-Za-z0-9_.+-]+", "_", stem).lstrip("_.+-")[:LONGEST_NAME]
+    return Launch.name if target.kind == "engine" else plain or Launch.name
 
 
 def without_python(program: Sequence[str]) -> Target:

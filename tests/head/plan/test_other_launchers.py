@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.head.plan.other_launchers import refuse, refuse_script
+from tests.typed import typed
 
 
 @pytest.mark.parametrize(
@@ -121,3 +122,15 @@ def test_refuse_names_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (tmp_path / "train.ipynb").write_text('{"cells": []}')
     with pytest.raises(UsageError, match="is a notebook, not a program"):
         refuse(["train.ipynb"])
+
+
+def test_launch_refuses_syntax_error_before_asking_nodes(tmp_path: Path) -> None:
+    """There is no node list here: the script is read first, and --check none passes it by."""
+    (tmp_path / "train.py").write_text("import os\nloss = model(x\n")
+    code, _, text = typed(["launch", "train.py"], tmp_path)
+    assert code == 2
+    assert text.startswith("error: train.py:2: '(' was never closed\n    loss = model(x\n")
+    assert "--check none leaves it to them" in text
+    assert "there is no node list" in typed(["launch", "--check=none", "train.py"], tmp_path)[2]
+    (tmp_path / "train.py").write_text("print('\\d')\n")
+    assert "Syntax" not in typed(["launch", "train.py"], tmp_path)[2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,3 +83,18 @@ def test_resolve_suggests_nearest_file(tmp_path: Path, monkeypatch: pytest.Monke
     Path("slow.py").touch()
     assert resolve(LaunchArguments(program=("solw.py",))).target.near.endswith("'slow.py'?")
     assert not resolve(LaunchArguments(program=("slow.py",))).target.near
+
+
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [
+        ({"program": ("sub/my train.py", "--lr", "1")}, "my_train"),
+        ({"module": "pkg.train"}, "pkg.train"),
+        ({"program": ("./run.sh",), "launch": {"name": "mine"}}, "mine"),
+        ({"program": ("./run.sh",), "launch": {"name": "multinode"}}, "multinode"),
+        ({"program": ("_.py",)}, "multinode"),
+        ({}, "multinode"),
+    ],
+)
+def test_resolve_names_experiment_after_script(typed: dict[str, Any], name: str) -> None:
+    assert resolve(LaunchArguments(**typed)).config.launch.name == name
