@@ -27,7 +27,7 @@ def table(title: str) -> list[list[str]]:
     return [[cell.strip() for cell in row] for row in rows[2:]]
 
 
-def test_the_table_where_to_change_names_what_is_there() -> None:
+def test_change_table_names_existing_paths() -> None:
     rows = table("Where do I change ...")
     paths = [path for row in rows for cell in row for path in re.findall(r"`([\w/.]+)`", cell)]
     paths = [path for path in paths if "/" in path]
@@ -35,7 +35,7 @@ def test_the_table_where_to_change_names_what_is_there() -> None:
     assert [path for path in paths if not (ROOT / path).exists()] == []
 
 
-def test_the_walks_of_the_design_name_what_is_there() -> None:
+def test_walks_of_design_name_existing_paths() -> None:
     """A launch, a log line, an end and a recovery: at most ten lines each, of paths that exist."""
     walks = re.findall(r"^## The way of (.*?)(?=^## )", DESIGN, re.M | re.S)
     assert [walk.split("\n")[0] for walk in walks] == [
@@ -48,20 +48,20 @@ def test_the_walks_of_the_design_name_what_is_there() -> None:
         assert len(re.findall(r"^\d+\. ", walk, re.M)) <= 10
 
 
-def test_every_room_can_be_found_from_the_table() -> None:
+def test_every_room_is_in_change_table() -> None:
     """A newcomer finds each folder of the package by something that is changed there."""
     text = " ".join(cell for row in table("Where do I change ...") for cell in row)
     rooms = {path.parent.relative_to(ROOT).parts[1] for path in ROOT.glob("orchestrator/*/*.py")}
     assert {room for room in rooms if f"orchestrator/{room}" not in text} <= {"local_cluster"}
 
 
-def test_the_trees_on_the_pages_are_those_of_the_package() -> None:
+def test_trees_in_docs_are_up_to_date() -> None:
     command = [sys.executable, str(ROOT / "scripts/house_tree.py"), "--check"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_links_between_pages_lead_somewhere() -> None:
+def test_links_between_pages_resolve() -> None:
     wrong = []
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/*.md")]:
         text = page.read_text(encoding="utf-8")
@@ -71,7 +71,7 @@ def test_links_between_pages_lead_somewhere() -> None:
     assert wrong == []
 
 
-def test_messages_and_remarks_name_pages_that_are_there() -> None:
+def test_messages_name_existing_pages_and_topics() -> None:
     """A page as docs/PAGE.md#heading, a topic as `orchestrator help TOPIC`."""
     wrong = []
     known = {"agents", *topics(), *cli.commands}
@@ -91,7 +91,7 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in headings}
 
 
-def test_links_into_pages_find_their_heading() -> None:
+def test_links_find_their_heading() -> None:
     wrong = []
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("tests/*.md")]:
         text = page.read_text(encoding="utf-8")
@@ -138,7 +138,7 @@ def stale_pointers(path: Path, text: str) -> list[str]:
     ]
 
 
-def test_docstrings_and_comments_point_to_what_is_there() -> None:
+def test_docstrings_name_existing_files() -> None:
     wrong = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in sorted((ROOT / "orchestrator").rglob("*.py"))
@@ -148,7 +148,7 @@ def test_docstrings_and_comments_point_to_what_is_there() -> None:
     assert wrong == []
 
 
-def test_a_stale_pointer_is_seen() -> None:
+def test_stale_pointer_is_detected() -> None:
     path = ROOT / "orchestrator/node/main.py"
     assert stale_pointers(path, "See node/gone.py and main.py, and errors.py.") == [
         *("node/gone.py", "errors.py")
@@ -199,7 +199,7 @@ def test_no_sentence_is_long() -> None:
     assert sum(lengths) / len(lengths) < 18
 
 
-def test_a_version_of_the_changelog_has_at_most_twenty_lines() -> None:
+def test_changelog_version_has_at_most_twenty_lines() -> None:
     """One line a field, not one a change: what is new goes into the line of its field."""
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     versions = text.split("\n## ")[1:]
@@ -207,14 +207,14 @@ def test_a_version_of_the_changelog_has_at_most_twenty_lines() -> None:
     assert {v.split()[0]: n for v in versions if (n := len(v.strip().splitlines()) - 1) > 20} == {}
 
 
-def test_the_pages_for_users_are_short() -> None:
+def test_user_pages_are_short() -> None:
     """30,000 words, without the reference that is generated; a bar of a table is no word."""
     written = [page for page in USERS if page.name != "config.md"]
     words = [word for page in written for word in page.read_text(encoding="utf-8").split()]
     assert sum(bool(re.search(r"\w", word)) for word in words) < 30_000
 
 
-def test_a_guide_is_one_screen() -> None:
+def test_guide_fits_one_screen() -> None:
     """A guide has commands, cases and links to the reference: few words, few lines, short code
     lines.
 
@@ -236,13 +236,13 @@ def test_a_guide_is_one_screen() -> None:
     assert len(pages) > 14 and long == {}
 
 
-def test_the_pages_for_maintainers_are_short() -> None:
+def test_maintainer_pages_are_short() -> None:
     """A decision is what, why, and what was tried with its figure: no story of how it came."""
     words = {page.name: len(page.read_text(encoding="utf-8").split()) for page in DECISIONS}
     assert words["why.md"] < 6_500 and sum(words.values()) < 11_000, words
 
 
-def test_pages_have_none_of_the_habits() -> None:
+def test_pages_avoid_listed_phrases() -> None:
     """Sentences name the actor first, and pages do not describe earlier versions."""
     habits = r"\banew\b|\bis said\b|\bare (said|told)\b|\bso many\b|\bused to be\b|\bsince then\b"
     wrong = [

@@ -167,11 +167,11 @@ def forbidden_imports(path: Path) -> Iterator[str]:
             yield f"{show(path)}:{line}: {here} may not import {name}"
 
 
-def test_the_arrows_run_one_way() -> None:
+def test_imports_run_one_way() -> None:
     assert [line for path in FILES for line in forbidden_imports(path)] == []
 
 
-def test_nothing_else_lies_at_the_top() -> None:
+def test_top_directory_has_known_entries_alone() -> None:
     """Such as what a program of the tests saved where it ran."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=False
@@ -181,7 +181,7 @@ def test_nothing_else_lies_at_the_top() -> None:
     assert found <= TOP, found - TOP
 
 
-def test_every_room_of_the_plan_is_there() -> None:
+def test_every_planned_room_exists() -> None:
     assert set(FLOORS) == {room(path) for path in FILES}
 
 
@@ -198,7 +198,7 @@ def imported_files(path: Path) -> set[Path]:
     return found
 
 
-def test_no_files_import_each_other_in_a_circle() -> None:
+def test_imports_have_no_circle() -> None:
     """Each file can be read after those that it imports."""
     needs = {path: imported_files(path) - {path} for path in FILES}
     # It imports a name only on its first use.
@@ -211,7 +211,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
     assert {show(path) for path, known in needs.items() if path in known} == set()
 
 
-def test_a_class_name_has_one_meaning() -> None:
+def test_class_name_has_one_meaning() -> None:
     places: dict[str, list[str]] = {}
     for path in FILES:
         for node in ast.walk(tree(path.read_text())):
@@ -220,7 +220,7 @@ def test_a_class_name_has_one_meaning() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
-def test_a_constant_of_a_module_has_one_value() -> None:
+def test_constant_is_assigned_once() -> None:
     places: dict[str, int] = {}
     for path in FILES:
         for statement in tree(path.read_text(encoding="utf-8")).body:
@@ -232,7 +232,7 @@ def test_a_constant_of_a_module_has_one_value() -> None:
     assert {name: count for name, count in places.items() if count > 1} == {}
 
 
-def test_rooms_are_small_enough_to_be_seen_at_once() -> None:
+def test_folders_have_at_most_twelve_children() -> None:
     children: dict[Path, set[str]] = {}
     for path in FILES:
         if path.name != "__init__.py":
@@ -245,7 +245,7 @@ def test_rooms_are_small_enough_to_be_seen_at_once() -> None:
     assert {name: count for name, count in crowded.items() if count > MOST_CHILDREN} == CROWDED
 
 
-def test_the_rooms_of_the_head_are_not_all_tied_to_each_other() -> None:
+def test_arrows_between_head_rooms_are_bounded() -> None:
     arrows = {
         (room(path), room_of_import(name.partition(".")[2]))
         for path in FILES
@@ -256,7 +256,7 @@ def test_the_rooms_of_the_head_are_not_all_tied_to_each_other() -> None:
     assert len({(here, there) for here, there in arrows if here != there}) <= MOST_ARROWS
 
 
-def test_a_forbidden_arrow_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forbidden_import_is_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "HOUSE", tmp_path)
     (tmp_path / "node/job").mkdir(parents=True)
     for text in (
@@ -270,7 +270,7 @@ def test_a_forbidden_arrow_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert list(forbidden_imports(tmp_path / "node/job/bad.py"))
 
 
-def test_what_nodes_run_is_python_3_9() -> None:
+def test_node_code_parses_as_python_3_9() -> None:
     for path in FILES:
         if room(path).startswith(("common", "node", "protocol")):
             ast.parse(path.read_text(encoding="utf-8"), str(path), feature_version=(3, 9))
@@ -292,7 +292,7 @@ print("loaded", *sys.modules)
 
 
 @pytest.mark.parametrize("words", [[], ["--help"]], ids=["import", "master_launch --help"])
-def test_the_front_door_is_light(words: list[str]) -> None:
+def test_start_imports_nothing_heavy(words: list[str]) -> None:
     command = [sys.executable, "-c", WEIGHT, "", *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     help_text, _, loaded = done.stdout.rpartition("loaded ")
@@ -301,14 +301,14 @@ def test_the_front_door_is_light(words: list[str]) -> None:
     assert not heavy & set(loaded.split())
 
 
-def test_a_supervisor_starts_without_what_takes_long_to_import() -> None:
+def test_supervisor_imports_nothing_slow() -> None:
     """Each node starts one for each attempt: dataclasses and inspect take 6 ms."""
     code = "import sys, orchestrator.node.job.supervisor; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(done.stdout.split()) & {"dataclasses", "inspect", "asyncio", "typing_extensions"}
 
 
-def test_fabric_is_loaded_by_the_first_login_alone() -> None:
+def test_fabric_is_imported_by_first_login_alone() -> None:
     """It takes 0.2 s, and invoke is most of that."""
     code = "import sys, orchestrator.head.connect.ssh; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -340,7 +340,7 @@ def writes_to_the_terminal(path: Path) -> Iterator[int]:
                 yield node.lineno
 
 
-def test_one_module_writes_to_the_terminal() -> None:
+def test_one_module_writes_to_terminal() -> None:
     """That module cleans text from nodes, files and strangers, so that no escape gets through."""
     shown = {
         f"{show(path)}:{line}"
@@ -351,7 +351,7 @@ def test_one_module_writes_to_the_terminal() -> None:
     assert shown == set()
 
 
-def test_whoever_writes_to_the_terminal_is_seen(tmp_path: Path) -> None:
+def test_write_to_terminal_is_detected(tmp_path: Path) -> None:
     for text in ("print(1)", "import sys\nsys.stderr.write('')", "import os\nos.write(2, b'')"):
         (tmp_path / "bad.py").write_text(text)
         assert list(writes_to_the_terminal(tmp_path / "bad.py"))
@@ -420,7 +420,7 @@ def replaced(path: Path) -> set[str]:
     return found
 
 
-def test_no_attribute_of_another_library_is_set() -> None:
+def test_no_attribute_of_other_library_is_set() -> None:
     found = {show(path): names for path in FILES if (names := replaced(path))}
     assert found == {}
 
@@ -436,7 +436,7 @@ def test_no_attribute_of_another_library_is_set() -> None:
         "from paramiko import Transport\nTransport.a, b = 1, 2",
     ],
 )
-def test_an_attribute_that_is_set_is_seen(tmp_path: Path, text: str) -> None:
+def test_attribute_set_is_detected(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.py").write_text(text)
     assert len(replaced(tmp_path / "bad.py")) == 1
 
@@ -508,7 +508,7 @@ def private_names_of_engine() -> set[str]:
     return {name for path in files for name in private_names(path, own)}
 
 
-def test_the_engine_uses_the_public_names_of_torch() -> None:
+def test_engine_uses_public_names_of_torch() -> None:
     assert private_names_of_engine() == PRIVATE
     assert len(PRIVATE) <= 5
 
@@ -524,7 +524,7 @@ def test_the_engine_uses_the_public_names_of_torch() -> None:
         "NAMES = ('_backward_hooks',)\ndef f(x):\n    return [getattr(x, name) for name in NAMES]",
     ],
 )
-def test_a_private_name_is_seen(tmp_path: Path, text: str) -> None:
+def test_private_name_is_detected(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad.py").write_text(text)
     assert len(list(private_names(tmp_path / "bad.py", set()))) == 1
 
@@ -587,7 +587,7 @@ BUDGETS = {
 }
 
 
-def test_rooms_keep_to_their_budgets() -> None:
+def test_rooms_keep_budgets() -> None:
     weights = dict.fromkeys(BUDGETS, 0)
     for path in FILES:
         if room(path) in weights:
@@ -604,7 +604,7 @@ def defined_limits(path: Path) -> set[str]:
     return set(names)
 
 
-def test_a_wait_for_another_machine_has_one_name_and_one_value() -> None:
+def test_time_outs_are_defined_once() -> None:
     """They stand in protocol/timing.py, each once."""
     table = HOUSE / "protocol/timing.py"
     known = defined_limits(table)

@@ -27,7 +27,7 @@ def test_help_names_every_option() -> None:
         assert f"\n{name}: " in text, name
 
 
-def test_later_options_win_one_by_one() -> None:
+def test_merged_options_override_one_by_one() -> None:
     first = {"nproc": 2, "env": {"A": "1", "B": "1"}, "set": {"x.y": 1}}
     then = {"nproc": 4, "env": {"B": "2"}, "config": "c.yaml", "workdir": Path("/w")}
     given = launch_arguments(Where(), merged(first, then))
@@ -50,12 +50,12 @@ def test_later_options_win_one_by_one() -> None:
         ("Cluster().run(5)", "5 is not a function"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(call: str, words: str) -> None:
+def test_invalid_arguments_are_refused(call: str, words: str) -> None:
     with pytest.raises(OrchestratorError, match=words):
         eval(call, {**globals(), "Cluster": Cluster})
 
 
-def test_importing_it_is_light() -> None:
+def test_import_is_light() -> None:
     code = "import sys; from orchestrator import Cluster, Job, Verdict; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     heavy = {"torch", "paramiko", "click", "yaml", "cloudpickle", "asyncio"}
@@ -82,7 +82,7 @@ pack(Path(sys.argv[1]), "work", (work, (), {}), Path.cwd())
 """
 
 
-def test_a_function_finds_the_modules_of_its_program(tmp_path: Path) -> None:
+def test_pickled_function_finds_its_modules(tmp_path: Path) -> None:
     """Those beside the script, in the directory it is typed in, and in a zip; all have moved."""
     here, there, parcel = tmp_path / "here", tmp_path / "there", tmp_path / "run" / "payload"
     for directory in (here / "tools", parcel):
@@ -101,7 +101,9 @@ def test_a_function_finds_the_modules_of_its_program(tmp_path: Path) -> None:
     assert pickle.loads(result) == ("beside", "below", "packed")
 
 
-def test_a_directory_that_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_working_directory_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gone = tmp_path / "gone"
     gone.mkdir()
     monkeypatch.chdir(gone)
@@ -112,7 +114,7 @@ def test_a_directory_that_was_removed(tmp_path: Path, monkeypatch: pytest.Monkey
             asks()
 
 
-def test_what_a_shell_says_of_nodes_holds_for_its_programs(
+def test_environment_variables_set_nodes_and_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "few.txt").write_text("one.invalid\n")
@@ -127,7 +129,7 @@ def test_what_a_shell_says_of_nodes_holds_for_its_programs(
         Cluster(ssh_config=own).nodes()
 
 
-def test_a_forked_process_lets_go_of_our_process(tmp_path: Path) -> None:
+def test_forked_process_closes_background_pipes(tmp_path: Path) -> None:
     where = Where(nodes=tmp_path / "none")
     head = Background(head_process.nodes, arguments=LaunchArguments(where=where))
     if not (child := os.fork()):

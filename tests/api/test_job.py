@@ -11,7 +11,7 @@ from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics.trainers import file_name
 
 
-def test_metrics_has_a_row_for_each_step(tmp_path: Path) -> None:
+def test_metrics_has_row_per_step(tmp_path: Path) -> None:
     path = tmp_path / "run_20260101_000000"
     (path / "outputs").mkdir(parents=True, mode=0o700)
     experiment = Experiment(path)

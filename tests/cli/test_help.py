@@ -33,7 +33,7 @@ def said() -> str:
     return re.sub(r'"\s*\n\s*f?"', "", "\n".join(found))
 
 
-def test_the_messages_of_the_page_are_said(said: str) -> None:
+def test_documented_messages_exist_in_code(said: str) -> None:
     missing = []
     for topic in topics().values():
         for words in topic.messages:
@@ -55,11 +55,11 @@ def test_the_messages_of_the_page_are_said(said: str) -> None:
         ("launch.sync is 'x'; it can be auto, always, off", ""),
     ],
 )
-def test_a_message_leads_to_its_topic(message: str, topic: str) -> None:
+def test_message_leads_to_topic(message: str, topic: str) -> None:
     assert topic_of(message) == topic
 
 
-def test_each_topic_is_shown() -> None:
+def test_every_topic_is_shown() -> None:
     run = CliRunner().invoke
     listed = run(cli, ["help"], standalone_mode=False)
     for name, topic in topics().items():
@@ -69,7 +69,7 @@ def test_each_topic_is_shown() -> None:
     assert "Usage: orchestrator prune" in run(cli, ["help", "prune"], standalone_mode=False).output
 
 
-def test_an_unknown_topic_is_answered() -> None:
+def test_unknown_topic_suggests_nearest() -> None:
     command = [sys.executable, "-m", "orchestrator", "help", "host-keys-changed"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -48,13 +48,13 @@ RECORD = JobRecord("job-1", "/e", "done", ["master_launch"], [], 1000.0)
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
-def test_each_command_has_the_options_that_are_defined_for_it(name: str) -> None:
+def test_every_command_has_its_defined_options(name: str) -> None:
     taken = {one.name for one in COMMANDS[name].params if hasattr(one, "group")}
     defined = {key for key, option in DEFINED.items() if name in option.commands}
     assert taken == {*defined, "color", "json", "verbosity"}
 
 
-def test_every_key_of_a_launch_is_an_option_a_keyword_and_recorded() -> None:
+def test_every_launch_key_is_option_keyword_and_recorded() -> None:
     keys = {item.name for item in dataclasses.fields(Launch)}
     assert keys == set(options_of(Launch)) == set(load.SECTIONS["launch"])
     others = {option.keyword for option in options_of(LaunchArguments).values() if option.keyword}
@@ -62,7 +62,7 @@ def test_every_key_of_a_launch_is_an_option_a_keyword_and_recorded() -> None:
     assert set(dataclasses.asdict(RECORD)["launch"]) == keys
 
 
-def test_what_is_not_typed_is_left_to_the_config_and_the_environment(
+def test_unset_options_leave_config_and_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert launch_arguments([]) == LaunchArguments(where=Where(), view=View())
@@ -89,9 +89,7 @@ def test_what_is_not_typed_is_left_to_the_config_and_the_environment(
         ("train.py -- -m --master_port 3", None, "train.py -- -m --master_port 3"),
     ],
 )
-def test_what_stands_after_the_program_is_its_own(
-    typed: str, module: str | None, program: str
-) -> None:
+def test_words_after_program_belong_to_it(typed: str, module: str | None, program: str) -> None:
     arguments = launch_arguments(typed.split())
     assert (arguments.module, " ".join(arguments.program)) == (module, program)
     assert "nproc" not in arguments.launch
@@ -106,7 +104,7 @@ def test_what_stands_after_the_program_is_its_own(
         ("--master-addr 10.0.0.1", ["--master-port"]),
     ],
 )
-def test_an_option_of_another_launcher_is_none(typed: str, like: list[str] | None) -> None:
+def test_options_of_other_launchers_are_refused(typed: str, like: list[str] | None) -> None:
     with pytest.raises(click.NoSuchOption) as refused:
         launch_arguments([*typed.split(), "train.py"])
     assert like is None or set(like) <= set(refused.value.possibilities or ())
@@ -120,7 +118,7 @@ def help_of(command: click.Command, name: str) -> str:
         return command.get_help(context)
 
 
-def test_the_fifteen_that_people_use_are_shown_and_the_others_for_all() -> None:
+def test_launch_help_shows_common_options_first() -> None:
     text = CliRunner().invoke(launch_command, ["--help"]).output
     headings = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
     assert headings == [f"{COMMON}:", "Examples:"]
@@ -131,18 +129,18 @@ def test_the_fifteen_that_people_use_are_shown_and_the_others_for_all() -> None:
     assert headings == [*(f"{group}:" for group in GROUPS), "Examples:"]
 
 
-def test_there_are_not_more_commands_and_options_than_a_person_learns() -> None:
+def test_number_of_commands_and_options_is_bounded() -> None:
     leaves = [path for path, one in walk(cli, "orchestrator") if not hasattr(one, "commands")]
     assert len(leaves) <= 32
     assert sum(isinstance(one, click.Option) for one in launch_command.params) <= 45
 
 
-def test_warm_of_nodes_is_not_that_of_a_launch() -> None:
+def test_warm_differs_between_nodes_and_launch() -> None:
     assert nodes_command.make_context("nodes", ["--warm", "list"]).params["warm"] == "list"
     assert launch_arguments(["--warm", "train.py"]).launch == {"warm": "30m"}
 
 
-def test_a_command_that_is_gone_is_answered() -> None:
+def test_removed_command_is_answered() -> None:
     for words, answer in (
         (["who"], "who is gone: orchestrator top --once"),
         (["generate", "slurm"], "generate is gone: docs/containers.md has files"),
@@ -151,7 +149,7 @@ def test_a_command_that_is_gone_is_answered() -> None:
         assert answer in str(result.exception)
 
 
-def test_every_command_stands_under_a_heading() -> None:
+def test_every_command_has_a_heading() -> None:
     listed = [name for names in cli.headings.values() for name in names]
     assert sorted(listed) == sorted(cli.commands)
 
@@ -164,14 +162,14 @@ def walk(command: click.Command, path: str) -> list[tuple[str, click.Command]]:
 
 
 @pytest.mark.parametrize(("path", "command"), walk(cli, "orchestrator"), ids=str)
-def test_each_help_is_a_sentence(path: str, command: click.Command) -> None:
+def test_every_help_is_a_sentence(path: str, command: click.Command) -> None:
     assert (command.help or "").split("\n")[0], path
     for option in command.params:
         if isinstance(option, click.Option) and not option.hidden:
             assert option.help and option.help[0].isupper(), f"{path} {option.name}"
 
 
-def test_each_command_has_a_line_of_its_own_in_the_list(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_has_one_line_in_list(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     text = help_of(cli, "orchestrator").partition("Examples:")[0]
     listed = re.findall(r"^  ([a-z-]+) +\S", text, re.MULTILINE)
@@ -179,14 +177,14 @@ def test_each_command_has_a_line_of_its_own_in_the_list(monkeypatch: pytest.Monk
     assert [line for line in text.splitlines() if line.startswith(" " * 10)] == []
 
 
-def test_no_help_shows_a_type_of_python() -> None:
+def test_help_shows_no_python_type() -> None:
     for path, command in walk(cli, "orchestrator"):
         text = help_of(command, path)
         assert not re.search(r" (INTEGER|FLOAT|RANGE)\b", text), path
 
 
 @pytest.mark.parametrize(("columns", "widest"), [(60, 80), (90, 90), (200, 100)])
-def test_each_help_is_as_wide_as_the_terminal_and_ends_with_examples(
+def test_help_fits_terminal_and_ends_with_examples(
     columns: int, widest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -198,7 +196,7 @@ def test_each_help_is_as_wide_as_the_terminal_and_ends_with_examples(
     assert widest - 10 < longest < widest
 
 
-def test_each_example_can_be_typed() -> None:
+def test_every_example_parses() -> None:
     """Its options and arguments are those of the command."""
     commands = dict(walk(cli, ""))
     assert {name.strip() for name in commands} == {*EXAMPLES}
@@ -216,7 +214,7 @@ def test_each_example_can_be_typed() -> None:
             commands[f" {name}"].make_context(name, words)
 
 
-def test_the_shell_completes_options_and_choices() -> None:
+def test_shell_completes_options_and_choices() -> None:
     with launch_command.make_context("master_launch", [], resilient_parsing=True) as context:
         found = [item.value for item in launch_command.shell_complete(context, "--ti")]
         assert found == ["--time-limit"]
@@ -236,7 +234,7 @@ def test_the_shell_completes_options_and_choices() -> None:
         (["stop", "--grace", "soon"], "not a time"),
     ],
 )
-def test_a_time_may_have_a_unit(words: list[str], seconds: float | str) -> None:
+def test_durations_accept_units(words: list[str], seconds: float | str) -> None:
     command = cli.get_command(click.Context(cli), words[0])
     assert command is not None
     if isinstance(seconds, str):
@@ -255,7 +253,7 @@ def test_a_time_may_have_a_unit(words: list[str], seconds: float | str) -> None:
         ("stop", "orchestrator.head.commands.stop", "stop"),
     ],
 )
-def test_who_asks_a_job_says_how_long_to_wait(
+def test_connect_timeout_reaches_command(
     monkeypatch: pytest.MonkeyPatch,
     command: str,
     place: str,
@@ -273,9 +271,7 @@ def test_who_asks_a_job_says_how_long_to_wait(
 
 @pytest.mark.parametrize(("typed", "words"), [("-3", "at least 0"), ("inf", "not a time|at most")])
 @pytest.mark.parametrize("command", ["status", "top"])
-def test_a_node_cannot_be_waited_for_in_less_than_no_time(
-    command: str, typed: str, words: str
-) -> None:
+def test_invalid_connect_timeout_is_refused(command: str, typed: str, words: str) -> None:
     words_typed = [command, f"--connect-timeout={typed}"]
     done = CliRunner().invoke(cli, words_typed, standalone_mode=False)
     assert isinstance(done.exception, (UsageError, click.UsageError))
@@ -296,7 +292,7 @@ def test_a_node_cannot_be_waited_for_in_less_than_no_time(
         (1, "debug", logging.INFO),
     ],
 )
-def test_show_log_prefers_what_is_typed_over_the_variable(
+def test_show_log_prefers_option_over_variable(
     verbosity: int, variable: str, level: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = []
@@ -307,7 +303,7 @@ def test_show_log_prefers_what_is_typed_over_the_variable(
     assert shown == ([] if level is None else [level])
 
 
-def test_show_log_rejects_an_unknown_level(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_show_log_rejects_unknown_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_LOG", "loud")
     with pytest.raises(UsageError, match="ORCHESTRATOR_LOG=loud is no level"):
         show_log(click.Context(click.Command("x")), click.Option(["-v"]), 0)

@@ -22,7 +22,7 @@ def sh(text: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, cwd=cwd, capture_output=True, text=True, check=False)
 
 
-def test_a_directory_that_was_removed(tmp_path: Path) -> None:
+def test_removed_working_directory_is_explained(tmp_path: Path) -> None:
     done = sh(f"mkdir x; cd x; rmdir ../x; {ORCHESTRATOR} status", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     *before, last = done.stderr.splitlines()
@@ -46,14 +46,14 @@ run(write, "write")
 """
 
 
-def test_an_interrupt_leaves_no_half_a_file(tmp_path: Path) -> None:
+def test_interrupt_leaves_no_partial_file(tmp_path: Path) -> None:
     (tmp_path / "write.py").write_text(WRITES)
     done = sh(f"{shlex.quote(sys.executable)} write.py", tmp_path)
     assert (done.returncode, done.stderr) == (130, "\ninterrupted\n")
     assert [path.name for path in tmp_path.iterdir()] == ["write.py"]
 
 
-def test_output_onto_a_full_disk(tmp_path: Path) -> None:
+def test_full_disk_behind_output_is_reported_once(tmp_path: Path) -> None:
     """It is said once, and the exit code tells that the file is not whole."""
     (tmp_path / "list").write_text("127.0.0.1\n127.0.0.2\n")
     done = sh(f"{ORCHESTRATOR} ls > /dev/full", tmp_path)
@@ -61,7 +61,7 @@ def test_output_onto_a_full_disk(tmp_path: Path) -> None:
     assert done.stderr == "standard output cannot be written: No space left on device\n"
 
 
-def test_a_file_that_cannot_be_looked_at(tmp_path: Path) -> None:
+def test_invalid_file_name_is_explained(tmp_path: Path) -> None:
     done = sh(f"{ORCHESTRATOR} exec --nodes {'a' * 300} true", tmp_path)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and "File name too long" in done.stderr
@@ -75,7 +75,7 @@ def test_a_file_that_cannot_be_looked_at(tmp_path: Path) -> None:
         (["stop", "--grace", "5x"], "--grace: 5x: there is no unit 'x'"),
     ],
 )
-def test_what_was_typed_wrong_is_said_once_and_how_it_is_typed(words: list[str], what: str) -> None:
+def test_usage_error_shows_problem_and_usage(words: list[str], what: str) -> None:
     with pytest.raises(click.UsageError) as typed:
         cli.main([*words], "orchestrator", standalone_mode=False)
     first, *_, usage, more = usage_words(typed.value).splitlines()
@@ -85,7 +85,7 @@ def test_what_was_typed_wrong_is_said_once_and_how_it_is_typed(words: list[str],
 
 
 @pytest.mark.parametrize("name", GONE_OPTIONS)
-def test_an_option_that_is_gone_is_answered_with_what_to_type(name: str) -> None:
+def test_removed_option_is_answered(name: str) -> None:
     # A launch still has this one.
     command = cli.commands["rerun"] if name == "--env-file" else launch_command
     with pytest.raises(click.NoSuchOption) as refused:

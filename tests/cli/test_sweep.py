@@ -20,5 +20,5 @@ TWO = ["--grid", "a=1", "--grid", "b=2"]
         (["--detach", "--grid", "a=1", "--jobs", "2"], ["--detach", *TWO[:2], "--jobs", "2"]),
     ],
 )
-def test_all_variables_after_grid_are_its_own(typed: list[str], meant: list[str]) -> None:
+def test_grid_takes_all_following_variables(typed: list[str], meant: list[str]) -> None:
     assert spread(sweep_command, typed) == meant

@@ -35,9 +35,7 @@ def fail_from(patch: pytest.MonkeyPatch, number: int, failure: BaseException) ->
 
 
 @pytest.mark.parametrize("failure", [Killed(), OSError(errno.ENOSPC, "No space left on device")])
-def test_a_replaced_file_is_old_or_new_whatever_fails(
-    tmp_path: Path, failure: BaseException
-) -> None:
+def test_replace_leaves_old_or_new_content(tmp_path: Path, failure: BaseException) -> None:
     path = tmp_path / "file"
     for number in itertools.count(1):
         path.write_text("old")
@@ -57,19 +55,19 @@ def test_a_replaced_file_is_old_or_new_whatever_fails(
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_failing_block_leaves_nothing(tmp_path: Path) -> None:
+def test_replacing_removes_file_of_failed_block(tmp_path: Path) -> None:
     with pytest.raises(ValueError), files.replacing(tmp_path / "file") as file:
         file.write(b"half")
         raise ValueError
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_mode_of_a_new_file(tmp_path: Path) -> None:
+def test_replace_sets_mode(tmp_path: Path) -> None:
     files.replace(tmp_path / "file", b"\xff", mode=0o600)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_directory_goes_and_what_its_links_lead_to_stays(tmp_path: Path) -> None:
+def test_delete_removes_tree_and_follows_no_link(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "precious").touch()
@@ -92,7 +90,9 @@ def test_a_directory_goes_and_what_its_links_lead_to_stays(tmp_path: Path) -> No
     assert files.delete(hidden) == []
 
 
-def test_what_cannot_go_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_reports_undeletable_file_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "gone/a/b").mkdir(parents=True)
     for name in ("gone/a/busy", "gone/a/b/file", "gone/file"):
         (tmp_path / name).touch()
@@ -110,7 +110,7 @@ def test_what_cannot_go_is_named_once(tmp_path: Path, monkeypatch: pytest.Monkey
     assert [path.name for path in (tmp_path / "gone").rglob("*")] == ["a", "busy"]
 
 
-def test_a_disk_that_holds_no_sockets_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_making_sockets_explains_unsuitable_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """A home on sshfs or CIFS: "Operation not permitted" alone does not say how to fix it."""
     monkeypatch.setenv("ORCHESTRATOR_HOME", "/net/home/.o")
     said = r"no sockets and pipes can be made in /net/home/\.o .* set ORCHESTRATOR_HOME"
@@ -120,7 +120,7 @@ def test_a_disk_that_holds_no_sockets_is_said_to_be_one(monkeypatch: pytest.Monk
         raise OSError(errno.ENOSPC, "Full")
 
 
-def test_append_lines_leaves_no_part_of_a_line(tmp_path: Path) -> None:
+def test_append_lines_writes_whole_lines(tmp_path: Path) -> None:
     """As on a full disk: a limit on the size of files takes a part of what is written."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     descriptor = files.open_to_append(tmp_path / "lines")

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.common.folder import Folder, PartialFile
 
 
-def test_what_a_full_disk_takes_a_part_of_is_not_whole(tmp_path: Path) -> None:
+def test_put_on_full_disk_fails_and_frees_space(tmp_path: Path) -> None:
     """A limit of a file's size does what the last room of a disk does: a part, and no error."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     folder = Folder(tmp_path, private=True)
@@ -29,7 +29,7 @@ def test_what_a_full_disk_takes_a_part_of_is_not_whole(tmp_path: Path) -> None:
     assert size == 0
 
 
-def test_directories_of_a_folder_have_its_own_umask(tmp_path: Path) -> None:
+def test_folder_uses_its_own_umask(tmp_path: Path) -> None:
     """The process's umask does not count: several threads have folders; the login's umask holds."""
     before = os.umask(0o077)
     try:

@@ -17,7 +17,7 @@ SECRETS = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=9, ma
 
 
 @given(secret=SECRETS, before=st.text(max_size=5), after=st.text(max_size=5))
-def test_a_value_is_hidden_in_any_spelling(secret: str, before: str, after: str) -> None:
+def test_hide_finds_value_in_every_encoding(secret: str, before: str, after: str) -> None:
     whole = before + secret + after
     spelt = [
         whole,
@@ -34,7 +34,7 @@ def test_a_value_is_hidden_in_any_spelling(secret: str, before: str, after: str)
 
 
 @given(secret=st.text("abcXYZ0189+/=-_ ü", min_size=9), before=st.binary(max_size=5))
-def test_a_value_is_hidden_in_the_middle_of_base64(secret: str, before: bytes) -> None:
+def test_hide_finds_value_inside_base64(secret: str, before: bytes) -> None:
     """So stands `user:password` in an Authorization header."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         text = encode(before + secret.encode() + b"\0rest").decode()
@@ -44,13 +44,13 @@ def test_a_value_is_hidden_in_the_middle_of_base64(secret: str, before: bytes) -
 
 
 @pytest.mark.parametrize("value", ["{}\r", " {} ", "{}\n", "user: me\n{}\n", "\t{}\r\nother-12"])
-def test_a_value_is_hidden_without_the_white_space_around_it(value: str) -> None:
+def test_hide_ignores_surrounding_white_space(value: str) -> None:
     secrets = hiding.parts([value.format("abc123xy")])
     assert hiding.hide("token=abc123xy.", secrets) == f"token={hiding.REDACTED}."
 
 
 @given(secret=st.text("abc", min_size=6, max_size=20), cut=st.integers(0, 19), more=st.binary())
-def test_the_beginning_of_a_secret_is_seen(secret: str, cut: int, more: bytes) -> None:
+def test_mask_detects_beginning_of_secret(secret: str, cut: int, more: bytes) -> None:
     secret_bytes = secret.encode()
     size = min(cut, len(secret) - 1)
     output = more + secret_bytes[:size]
@@ -76,7 +76,7 @@ def test_the_beginning_of_a_secret_is_seen(secret: str, cut: int, more: bytes) -
         ("MODEL", "llama-3-8b", False),
     ],
 )
-def test_what_looks_like_a_secret(name: str, value: str, wanted: bool) -> None:
+def test_is_secret_by_name_or_value(name: str, value: str, wanted: bool) -> None:
     assert hiding.is_secret(name, value) is wanted
     assert bool(hiding.of_environment({name: value})) is wanted
     assert value in hiding.of_environment({name: value}, [name])
@@ -95,18 +95,18 @@ def test_what_looks_like_a_secret(name: str, value: str, wanted: bool) -> None:
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc",
     ],
 )
-def test_what_gives_itself_away(text: str) -> None:
+def test_redacted_text_hides_recognisable_secrets(text: str) -> None:
     assert hiding.REDACTED in hiding.redacted_text(text)
 
 
 @pytest.mark.parametrize(
     "text", ["https://host/a:b", "sk-learn", "hf_home", "a ghp_x", "step 3: eyJ", "/a/b@c"]
 )
-def test_what_gives_nothing_away(text: str) -> None:
+def test_redacted_text_keeps_harmless_text(text: str) -> None:
     assert hiding.redacted_text(text) == text
 
 
-def test_a_value_is_hidden_inside_a_message() -> None:
+def test_hide_reaches_fields_of_messages() -> None:
     target = Target("script", "train.py", ("--key=hunter2-hunter2", "x"))
     assert hiding.hide([target], ["hunter2-hunter2"]) == [
         target.replace(args=("--key=(redacted)", "x"))

@@ -30,7 +30,7 @@ from orchestrator.common.hosts import expand, folded, is_this_machine, listed
         ("a:b:c", False),
     ],
 )
-def test_the_names_of_this_machine(host: str, right: bool) -> None:
+def test_is_this_machine_recognises_names(host: str, right: bool) -> None:
     assert is_this_machine(host, {"head.example.org"}) is right
 
 
@@ -46,18 +46,18 @@ def test_the_names_of_this_machine(host: str, right: bool) -> None:
         "0001",
     ],
 )
-def test_names_are_folded_as_lists_of_nodes_write_them(pattern: str) -> None:
+def test_folded_and_expand_are_inverse(pattern: str) -> None:
     names = [name for part in re.split(r",(?![^[]*\])", pattern) for name in expand(part, 1000)]
     assert folded(names) == pattern
     assert folded([*names, *names]) == pattern
 
 
-def test_a_name_may_be_all_digits_and_as_long_as_a_node_likes() -> None:
+def test_folded_accepts_long_digit_names() -> None:
     names = ["7" * 5000, "7" * 5000 + "8"]
     assert list(expand(folded(names), 1000)) == names
 
 
-def test_a_list_of_many_names_is_short() -> None:
+def test_listed_shortens_many_names() -> None:
     names = [f"gpu{number}" for number in range(1, 8)]
     assert listed(names[:5]) == "gpu1, gpu2, gpu3, gpu4, gpu5"
     assert listed(names) == "gpu[1-7]"

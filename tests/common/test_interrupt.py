@@ -31,7 +31,7 @@ def said(program: str, name: str, before: str = "") -> tuple[str, str, int]:
 
 
 @pytest.mark.parametrize(("name", "ends"), [("SIGINT", True), ("SIGTERM", True), ("SIGHUP", False)])
-def test_what_is_held_is_answered_later(name: str, ends: bool) -> None:
+def test_held_signal_is_answered_later(name: str, ends: bool) -> None:
     number = int(getattr(signal, name))
     assert said(HELD, name) == (f"{ends} {number}\n", "", 0)
     later = said(HELD + AFTERWARDS, name)
@@ -43,7 +43,7 @@ def test_nohup_is_respected() -> None:
     assert said(HELD + AFTERWARDS, "SIGHUP", ignore) == ("False\ngoes on\n", "", 0)
 
 
-def test_a_closed_terminal_does_not_hinder_the_end() -> None:
+def test_closed_terminal_does_not_hinder_exit() -> None:
     closed = HELD + "os.close(2)\n" + AFTERWARDS
     assert said(closed, "SIGINT") == ("True 2\nundone\n", "", 130)
 
@@ -66,7 +66,7 @@ print(os.listdir("directory"))
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
-def test_who_leaves_at_once_leaves_no_file_in_the_users_directory(
+def test_immediate_exit_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -32,7 +32,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
-def test_the_terminal_has_what_was_asked_for(level: int) -> None:
+def test_terminal_shows_chosen_level(level: int) -> None:
     shown: list[str] = []
     logs.to_terminal(level, shown.append)
     # A launch keeps all of the log in a file.
@@ -51,7 +51,7 @@ def test_the_terminal_has_what_was_asked_for(level: int) -> None:
     ]
 
 
-def test_a_message_to_the_user_is_logged_in_the_file_alone(
+def test_user_message_is_logged_in_file_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     logs.to_terminal(logging.DEBUG, output.complain)
@@ -62,7 +62,7 @@ def test_a_message_to_the_user_is_logged_in_the_file_alone(
     assert "screen.output: says: sends the code\n" in (tmp_path / "head.log").read_text()
 
 
-def test_a_job_has_what_was_logged_before_its_directory(tmp_path: Path) -> None:
+def test_log_contains_lines_from_before_its_directory(tmp_path: Path) -> None:
     """Also in the file of the next try, where the first one's directory is discarded again."""
     logs.hold()
     LOG.debug("connecting")
@@ -82,7 +82,7 @@ def test_a_job_has_what_was_logged_before_its_directory(tmp_path: Path) -> None:
     ]
 
 
-def test_secrets_are_hidden_everywhere(tmp_path: Path) -> None:
+def test_secrets_are_hidden_in_every_log(tmp_path: Path) -> None:
     """Those of the launch by their values, others by their form."""
     shown: list[str] = []
     logs.hold([SECRET])
@@ -96,9 +96,7 @@ def test_secrets_are_hidden_everywhere(tmp_path: Path) -> None:
     assert not [word for word in (SECRET, "anna:pass", "hf_aaa") if word in text]
 
 
-def test_the_file_is_for_its_owner_alone_and_does_not_grow_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_log_file_is_private_and_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     umask = os.umask(0)
     try:
         handler = logs.HeadLog(tmp_path / "head.log", largest=1000)
@@ -116,9 +114,7 @@ def test_the_file_is_for_its_owner_alone_and_does_not_grow_for_ever(
     assert files[0].read_text().endswith("line 49\n")
 
 
-def test_a_file_that_cannot_be_written_is_no_error(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unwritable_log_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "head.log").symlink_to("/dev/full")
     logs.keep_in(tmp_path / "head.log")
     LOG.info("a line")

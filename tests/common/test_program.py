@@ -21,7 +21,7 @@ from orchestrator.common.program import path_with, program_at
         ("\x7fELF", "program"),
     ],
 )
-def test_a_command_that_pip_installed_for_this_python_is_python(
+def test_console_script_of_this_python_is_a_script(
     text: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = tmp_path / "bin/tool"
@@ -33,7 +33,7 @@ def test_a_command_that_pip_installed_for_this_python_is_python(
     assert program_at("tool", str(tmp_path)) == (kind, named)
 
 
-def test_a_command_of_the_jobs_python_is_found_before_another_of_its_name(
+def test_command_beside_python_precedes_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for place in ("venv", "usr"):
@@ -58,7 +58,7 @@ def test_a_command_of_the_jobs_python_is_found_before_another_of_its_name(
         ((), "{usr}", "{usr}"),
     ],
 )
-def test_the_jobs_python_comes_first_on_the_path(
+def test_path_with_puts_jobs_python_first(
     tmp_path: Path, directories: tuple[str, ...], path: str, wanted: str
 ) -> None:
     names = {name: str(tmp_path / name) for name in ("venv", "usr")}

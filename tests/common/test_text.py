@@ -20,7 +20,7 @@ from orchestrator.common.errors import UsageError
         (5 * 10**15, "5000 TB", "4547 TiB"),
     ],
 )
-def test_sizes(count: int, decimal: str, binary: str) -> None:
+def test_size_is_formatted(count: int, decimal: str, binary: str) -> None:
     assert text.size(count) == decimal
     assert text.size(count, binary=True) == binary
 
@@ -41,15 +41,15 @@ def test_sizes(count: int, decimal: str, binary: str) -> None:
         (90000, "1 d 01 h"),
     ],
 )
-def test_durations(seconds: float, written: str) -> None:
+def test_duration_is_formatted(seconds: float, written: str) -> None:
     assert text.duration(seconds) == written
 
 
-def test_plurals() -> None:
+def test_plural_is_formatted() -> None:
     assert [text.plural(count, "node") for count in (0, 1, 2)] == ["0 nodes", "1 node", "2 nodes"]
 
 
-def test_a_table() -> None:
+def test_table_aligns_columns() -> None:
     rows = [("step", "size", ""), ("7", "10 kB", "complete"), ("120", "1 B", "")]
     assert text.table(rows, right={0, 1}) == [
         "step   size",
@@ -75,7 +75,7 @@ def test_a_table() -> None:
         ("30s", 30),
     ],
 )
-def test_a_time_is_read(written: str, seconds: float) -> None:
+def test_parse_seconds_reads_units(written: str, seconds: float) -> None:
     assert text.parse_seconds("--age", written) == seconds
 
 
@@ -94,7 +94,7 @@ def test_a_time_is_read(written: str, seconds: float) -> None:
         ("3d 4h", "not a time"),
     ],
 )
-def test_what_is_no_time(written: str, words: str) -> None:
+def test_parse_seconds_refuses_invalid_text(written: str, words: str) -> None:
     with pytest.raises(UsageError) as refused:
         text.parse_seconds("--age", written)
     assert words in str(refused.value)
@@ -105,11 +105,11 @@ def test_what_is_no_time(written: str, words: str) -> None:
     ("written", "count"),
     [("1K", 1024), ("64M", 64 << 20), ("1.5GiB", 3 << 29), ("8gb", 8 << 30), ("4096", 4096)],
 )
-def test_a_size_is_read(written: str, count: int) -> None:
+def test_parse_size_reads_units(written: str, count: int) -> None:
     assert text.parse_size("--max-size", written) == count
 
 
 @pytest.mark.parametrize("written", ["", "G", "-1M", "1e9", "5 X", "1Mib2", "nan"])
-def test_what_is_no_size(written: str) -> None:
+def test_parse_size_refuses_invalid_text(written: str) -> None:
     with pytest.raises(UsageError, match="not a size"):
         text.parse_size("--max-size", written)

@@ -44,7 +44,7 @@ assert "torch" not in sys.modules
 """
 
 
-def test_the_core_is_imported_without_what_its_wings_need_and_views_without_torch(
+def test_core_and_views_import_without_optional_packages(
     without: dict[str, str],
 ) -> None:
     """A head has no torch: only the engine and the programs of the user need it."""
@@ -58,7 +58,7 @@ def test_the_core_is_imported_without_what_its_wings_need_and_views_without_torc
     subprocess.run(words, env=without, check=True)
 
 
-def test_the_live_screen_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_textual_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = None
     live = wings.view("top").live
     for name in [name for name in sys.modules if name.startswith("orchestrator.views.top.screen")]:
@@ -69,6 +69,6 @@ def test_the_live_screen_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -
     assert not wings.installed("textual") and wings.installed("click")
 
 
-def test_a_defect_of_ours_is_no_missing_package() -> None:
+def test_missing_module_of_package_is_raised() -> None:
     with pytest.raises(ModuleNotFoundError):
         wings.view("none")

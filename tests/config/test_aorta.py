@@ -80,7 +80,7 @@ def without(data: dict[str, Any], *names: str) -> dict[str, Any]:
     return left
 
 
-def test_all_that_has_no_counterpart_is_named_in_one_table(tmp_path: Path) -> None:
+def test_keys_without_counterpart_are_listed(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
         load(write(tmp_path, TWO_NODES))
     heading, *lines = error.value.what.splitlines()
@@ -91,7 +91,7 @@ def test_all_that_has_no_counterpart_is_named_in_one_table(tmp_path: Path) -> No
         load(write(tmp_path, without(TWO_NODES, *NO_COUNTERPART)))
 
 
-def test_the_rest_of_the_file_is_understood_and_said(tmp_path: Path) -> None:
+def test_other_keys_are_translated_and_noted(tmp_path: Path) -> None:
     data = without(TWO_NODES, *NO_COUNTERPART, "dataset.sequence_length")
     config, notes = load_and_note(write(tmp_path, data))
     assert (config.fsdp.sharding_strategy, config.distributed.bucket_cap_mb) == ("ddp", 32)
@@ -106,7 +106,7 @@ def test_the_rest_of_the_file_is_understood_and_said(tmp_path: Path) -> None:
     assert "profiling.trace_filename" in left_out and "tracelens" in left_out
 
 
-def test_the_same_file_in_fsdp_mode(tmp_path: Path) -> None:
+def test_fsdp_mode_is_translated(tmp_path: Path) -> None:
     data = without(TWO_NODES, *NO_COUNTERPART, "dataset.sequence_length")
     data["distributed"]["mode"] = "fsdp"
     config = load(write(tmp_path, data))
@@ -124,18 +124,18 @@ def test_the_same_file_in_fsdp_mode(tmp_path: Path) -> None:
         ({"dataset": {"seed": 1}, "training": {"seed": 2}}, "dataset.seed is 1, but training.seed"),
     ],
 )
-def test_what_would_mean_something_else_is_refused(data: dict[str, Any], words: str) -> None:
+def test_conflicting_keys_are_refused(data: dict[str, Any], words: str) -> None:
     (problem,) = translate(data).problems
     assert problem.startswith(words)
 
 
-def test_our_own_files_are_left_alone() -> None:
+def test_own_config_is_unchanged() -> None:
     own = {"fsdp": {"backward_prefetch": 2}, "dataset": {"kind": "library"}, "env": None, "x": 1}
     done = translate(own)
     assert (done.data, done.notes, done.problems) == (own, [], [])
 
 
-def test_a_section_that_is_switched_off_keeps_its_other_keys(tmp_path: Path) -> None:
+def test_disabled_section_keeps_its_keys(tmp_path: Path) -> None:
     file = write(tmp_path, {"profiling": {"enabled": True, "wait": 1, "active": 2, "warmup": 0}})
     assert load(file).profiling.active == 2
     assert not load(file, ["profiling.enabled=false"]).profiling.enabled

@@ -38,16 +38,16 @@ def refused(*overrides: str, file: Path | None = None) -> str:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "config").rglob("*.yaml")), ids=lambda p: p.name)
-def test_what_comes_with_us_can_be_read(path: Path) -> None:
+def test_shipped_configs_load(path: Path) -> None:
     assert isinstance(load(path), Config)
 
 
 @pytest.mark.parametrize("text", ["launch:\ntraining:\nenv:\nnccl:\n", "{}"])
-def test_nothing_said_means_the_defaults(tmp_path: Path, text: str) -> None:
+def test_empty_config_means_defaults(tmp_path: Path, text: str) -> None:
     assert read(tmp_path, text) == Config() == load(None)
 
 
-def test_a_file(tmp_path: Path) -> None:
+def test_file_is_read(tmp_path: Path) -> None:
     text = """
 launch: {nproc: 2, grace: 5, hook: null, strict_host_keys: true, name: größe}
 training:
@@ -63,7 +63,7 @@ fsdp: {sharding_strategy: full_shard}
     assert found.fsdp.sharding_strategy == "full_shard"
 
 
-def test_variables_are_what_was_written(tmp_path: Path) -> None:
+def test_variables_keep_their_text(tmp_path: Path) -> None:
     """A version is no number, a time is no count of seconds; yes and no are what they mean."""
     text = """
 env:
@@ -148,12 +148,12 @@ nccl: {NCCL_DEBUG: INFO, NCCL_IB_DISABLE: 1}
         ("env: {1A: 1}", "env: '1A' cannot name a variable"),
     ],
 )
-def test_what_cannot_be_meant(tmp_path: Path, text: str, words: str) -> None:
+def test_load_refuses_invalid_config(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "config.yaml").write_text(text)
     assert words in refused(file=tmp_path / "config.yaml")
 
 
-def test_a_word_that_yaml_takes_for_another_is_put_in_quotes(tmp_path: Path) -> None:
+def test_unquoted_yaml_boolean_is_explained(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("launch: {sync: off}")
     with pytest.raises(UsageError) as error:
         load(tmp_path / "config.yaml")
@@ -162,13 +162,13 @@ def test_a_word_that_yaml_takes_for_another_is_put_in_quotes(tmp_path: Path) -> 
     assert load(tmp_path / "config.yaml").launch.sync == "off"
 
 
-def test_the_keys_of_its_section_are_named() -> None:
+def test_unknown_key_lists_keys_of_section() -> None:
     with pytest.raises(UsageError) as error:
         load(None, ["checkpoint.evry=5"])
     assert error.value.fix.startswith("checkpoint has steps, seconds, at_end, directory, keep, ")
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_files_are_refused(tmp_path: Path) -> None:
     assert "No such file" in refused(file=tmp_path / "none.yaml")
     assert "Is a directory" in refused(file=tmp_path)
     (tmp_path / "latin").write_bytes(b"name: gr\xf6\xdfe")
@@ -180,7 +180,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 # -- --set ------------------------------------------------------------------------------------
 
 
-def test_overrides_win_and_the_last_one_most(tmp_path: Path) -> None:
+def test_overrides_win_and_last_one_most(tmp_path: Path) -> None:
     text = "training: {max_steps: 5, seed: 1}\nlaunch:\n"
     found = read(
         tmp_path, text,
@@ -201,7 +201,7 @@ def test_overrides_win_and_the_last_one_most(tmp_path: Path) -> None:
         (" training.seed =3", "training", "seed", 3),
     ],
 )
-def test_one_override(override: str, section: str, key: str, value: object) -> None:
+def test_override_sets_value(override: str, section: str, key: str, value: object) -> None:
     assert getattr(getattr(load(None, [override]), section), key) == value
 
 
@@ -212,7 +212,7 @@ def test_one_override(override: str, section: str, key: str, value: object) -> N
         ("env.A=a=b", "a=b"), ("env.A=12:30", "12:30"), ("nccl.A=INFO", "INFO"),
     ],
 )  # fmt: skip
-def test_overrides_of_variables(override: str, value: str) -> None:
+def test_override_sets_variable(override: str, value: str) -> None:
     found = load(None, [override])
     assert {**found.env, **found.nccl.variables} == {"A": value}
 
@@ -233,11 +233,11 @@ def test_overrides_of_variables(override: str, value: str) -> None:
         ("env.A=[1]", "env.A must be one value"),
     ],
 )
-def test_overrides_that_cannot_be_meant(override: str, words: str) -> None:
+def test_invalid_override_is_refused(override: str, words: str) -> None:
     assert words in refused(override)
 
 
-def test_an_override_cannot_go_into_a_value(tmp_path: Path) -> None:
+def test_override_below_a_value_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="'max_steps' is a value, not a section"):
         read(tmp_path, "training: {max_steps: 5}", "training.max_steps.x=1")
 
@@ -258,7 +258,7 @@ values = st.one_of(text, st.sampled_from(["yes", "1.10", "null", "~", ""]))
     nproc=st.none() | st.integers(1, 99),
 )
 @settings(deadline=None, max_examples=10)
-def test_what_is_written_down_is_read_again(
+def test_dumped_config_loads_equal(
     tmp_path_factory: pytest.TempPathFactory,
     env: dict[str, str], nccl: dict[str, str], name: str, grace: float, nproc: int | None,
 ) -> None:  # fmt: skip
@@ -271,7 +271,7 @@ def test_what_is_written_down_is_read_again(
     assert build(Config, json.loads(json.dumps(dataclasses.asdict(config))), "") == config
 
 
-def test_every_field_says_what_it_is() -> None:
+def test_every_field_has_default_of_its_type() -> None:
     """Each has a default of its own type, so that a config may say nothing of it."""
     for section in dataclasses.fields(Config):
         value: Any = getattr(Config(), section.name)
@@ -319,7 +319,7 @@ def test_every_field_says_what_it_is() -> None:
           "fsdp.sharding_strategy=ddp"], ["static_graph", "find_unused_parameters"]),
     ],
 )  # fmt: skip
-def test_contradictions_name_both(overrides: list[str], names: list[str]) -> None:
+def test_contradiction_names_both_keys(overrides: list[str], names: list[str]) -> None:
     words = refused(*overrides)
     for name in names:
         assert name in words
@@ -337,7 +337,7 @@ def test_contradictions_name_both(overrides: list[str], names: list[str]) -> Non
         (ProfilingConfig(active=2, wait=0, warmup=0), 100, (0, 0)),
     ],
 )
-def test_a_short_run_is_profiled_from_its_beginning(
+def test_profile_fits_short_run(
     profiling: ProfilingConfig, steps: int, before: tuple[int, int]
 ) -> None:
     decided = profiling.within(steps)
@@ -361,17 +361,17 @@ def test_a_short_run_is_profiled_from_its_beginning(
         ("fsdp.sharding_strategy=HYBRID_SHARD", "did you mean 'hybrid_shard'"),
     ],
 )
-def test_values_of_the_wrong_kind(override: str, words: str) -> None:
+def test_value_of_wrong_type_is_refused(override: str, words: str) -> None:
     assert words in refused(override)
 
 
-def test_lists_and_arguments_are_read_again_too() -> None:
+def test_lists_and_arguments_round_trip() -> None:
     found = load(None, ["optimizer.betas=[0.5, 0.75]", "fsdp.wrap=[A, B]", "model.target=a:b",
                         "model.args={x: {y: [1]}}"])  # fmt: skip
     assert build(Config, yaml.safe_load(dump(found))) == found
 
 
-def test_the_reference_in_the_docs_is_up_to_date() -> None:
+def test_config_reference_is_up_to_date() -> None:
     subprocess.run([sys.executable, ROOT / "scripts/config_reference.py", "--check"], check=True)
 
 
@@ -385,7 +385,7 @@ def test_the_reference_in_the_docs_is_up_to_date() -> None:
         ("nnodes: null", None),
     ],
 )
-def test_a_number_of_nodes_is_written_as_under_torchrun(
+def test_nnodes_accepts_torchrun_notation(
     tmp_path: Path, written: str, counts: tuple[int, int] | None
 ) -> None:
     file = tmp_path / "config.yaml"
@@ -397,12 +397,12 @@ def test_a_number_of_nodes_is_written_as_under_torchrun(
 
 
 @pytest.mark.parametrize("written", ["0", "4:2", "2:", ":2", "a", "2:4:6", "-1", "1.5", "99999"])
-def test_no_number_of_nodes(written: str) -> None:
+def test_invalid_nnodes_is_refused(written: str) -> None:
     with pytest.raises(UsageError, match=r"not a number of nodes|launch.nnodes must be"):
         load(None, [f"launch.nnodes={written}"])
 
 
-def test_a_key_that_is_gone_is_answered() -> None:
+def test_removed_key_is_answered() -> None:
     with pytest.raises(UsageError, match=r"sync\.fanout is gone") as refused:
         build(Config, {"sync": {"fanout": 8}})
     assert "leave it out" in refused.value.fix

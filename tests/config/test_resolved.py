@@ -10,7 +10,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.config import resolved
 
 
-def test_its_text_and_its_keys(tmp_path: Path) -> None:
+def test_text_and_keys_are_read(tmp_path: Path) -> None:
     assert (resolved.text(tmp_path), resolved.read(tmp_path)) == ("", {})
     path = tmp_path / "config.yaml"
     path.write_text("a: {b: é}\n", encoding="utf-8")
@@ -26,13 +26,13 @@ def test_its_text_and_its_keys(tmp_path: Path) -> None:
     "text",
     [b"a: [", b"\x00", b"!!python/object:os.system {}", b"[" * 1000, b"a: &a [1]\nb: *a\n"],
 )
-def test_what_is_no_yaml_is_named(tmp_path: Path, text: bytes) -> None:
+def test_invalid_yaml_is_named(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(text)
     with pytest.raises(UsageError, match=r"config\.yaml cannot be read"):
         resolved.read(tmp_path)
 
 
-def test_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("a: 1")
     (tmp_path / "config.yaml").symlink_to(tmp_path / "secret")
     with pytest.raises(UsageError, match="cannot be read"):

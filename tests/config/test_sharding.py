@@ -20,7 +20,7 @@ from orchestrator.config.sharding import group_size
         ([0, 0, 1, 1], 1, 1),
     ],
 )
-def test_groups_that_share_a_copy(nodes: list[int], wanted: int | None, size: int) -> None:
+def test_group_size_fits_nodes(nodes: list[int], wanted: int | None, size: int) -> None:
     assert group_size(nodes, wanted) == size
 
 
@@ -33,7 +33,7 @@ def test_groups_that_share_a_copy(nodes: list[int], wanted: int | None, size: in
         ([0] * 4 + [1] * 4 + [2] * 4, 6, "ranks 0 to 5 would share one copy"),
     ],
 )
-def test_groups_that_would_cross_the_slow_links(
+def test_group_across_slow_links_is_refused(
     nodes: list[int], wanted: int | None, words: str
 ) -> None:
     with pytest.raises(CheckFailed, match=words):

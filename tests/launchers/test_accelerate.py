@@ -42,7 +42,7 @@ def config(directory: Path, **keys: object) -> str:
 
 
 @pytest.mark.cluster
-def test_one_file_starts_all_nodes_and_the_sum_is_right(head: Head) -> None:
+def test_config_file_starts_all_nodes(head: Head) -> None:
     """By the example of docs/coming-from/accelerate.md."""
     file = config(head.directory, num_processes=2)
     program = head.script("program.py", PROGRAM)
@@ -69,7 +69,7 @@ def by_hand(directory: Path, rank: int, *words: str, nnodes: str = "2") -> Comma
 
 
 @pytest.mark.slow
-def test_by_hand_a_node_starts_by_accelerate_too(tmp_path: Path) -> None:
+def test_run_node_starts_accelerate(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TOLD)
     file = config(tmp_path, machine_rank=0, num_machines=1, num_processes=2)
     command = by_hand(tmp_path, 0, "--accelerate-config", file, "train.py", "-x", nnodes="1")
@@ -79,7 +79,7 @@ def test_by_hand_a_node_starts_by_accelerate_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_node_0_refuses_is_told_to_all(tmp_path: Path) -> None:
+def test_refusal_of_node_0_reaches_all(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TOLD)
     file = config(tmp_path, machine_rank=0, num_processes=4)
     words = ("--nproc", "1", "--accelerate-config", file, "train.py")

@@ -27,7 +27,7 @@ def started(words: list[str], env: dict[str, str]) -> tuple[run_node.MachinePart
     return run_node.part(env), launch_arguments(tuple(rest[2:])).program
 
 
-def test_the_services_of_compose_are_the_nodes_of_one_job() -> None:
+def test_compose_services_form_one_job() -> None:
     document = yaml.safe_load(COMPOSE)
     schemas = importlib.resources.files("check_jsonschema.builtin_schemas.vendor")
     jsonschema.validate(document, json.loads((schemas / "compose-spec.json").read_text()))
@@ -40,7 +40,7 @@ def test_the_services_of_compose_are_the_nodes_of_one_job() -> None:
     assert gpus == [str(number) for number in range(8)]
 
 
-def test_the_pods_of_kubernetes_are_the_nodes_of_one_job() -> None:
+def test_kubernetes_pods_form_one_job() -> None:
     service, job = yaml.safe_load_all(KUBERNETES)
     for document in (service, job):
         kubernetes_validate.validate(document, "1.32", strict=True)

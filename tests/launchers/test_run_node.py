@@ -68,7 +68,7 @@ def machines(tmp_path: Path) -> Machines:
 
 
 @pytest.mark.cluster
-def test_two_nodes_by_hand_are_one_job(machines: Machines) -> None:
+def test_two_nodes_by_hand_form_one_job(machines: Machines) -> None:
     """Different numbers of ranks, arguments as they are, one experiment; an early bird waits."""
     name = machines.script(ADD)
     second = machines.node(1, name, "two words", NPROC_PER_NODE="2")
@@ -86,7 +86,7 @@ def test_two_nodes_by_hand_are_one_job(machines: Machines) -> None:
 
 
 @pytest.mark.cluster
-def test_a_failure_ends_it_on_all_nodes(machines: Machines) -> None:
+def test_failure_ends_all_nodes(machines: Machines) -> None:
     name = machines.script(
         "import os, time\n"
         "if os.environ['NODE_RANK'] == '1': raise ValueError('of its own')\n"
@@ -106,7 +106,7 @@ def test_a_failure_ends_it_on_all_nodes(machines: Machines) -> None:
 
 
 @pytest.mark.cluster
-def test_nodes_that_disagree_are_told_before_anything_starts(machines: Machines) -> None:
+def test_disagreeing_nodes_start_nothing(machines: Machines) -> None:
     """Both of them; what else may disagree is below."""
     name = machines.script(ENDLESS)
     both = [machines.node(0, name), machines.node(1, name, NNODES="3")]
@@ -117,7 +117,7 @@ def test_nodes_that_disagree_are_told_before_anything_starts(machines: Machines)
 
 
 @pytest.mark.cluster
-def test_a_node_that_never_comes_is_named(machines: Machines) -> None:
+def test_missing_node_is_named(machines: Machines) -> None:
     name = machines.script(ENDLESS)
     alone = machines.command(
         *(str(BIN / "orchestrator"), "run-node", "--wait", "1", name),
@@ -133,7 +133,7 @@ def test_a_node_that_never_comes_is_named(machines: Machines) -> None:
 GOOD = {"MASTER_ADDR": "10.0.0.1", "NNODES": "2", "NODE_RANK": "1"}
 
 
-def test_a_part_of_a_job() -> None:
+def test_part_is_read_from_environment() -> None:
     assert by_hand.part(GOOD) == by_hand.MachinePart("10.0.0.1", 29500, 2, 1, None)
     assert by_hand.part({"NNODES": "1"}) == by_hand.MachinePart("127.0.0.1", 29500, 1, 0, None)
     assert by_hand.part({**GOOD, "MASTER_ADDR": "[fd00::1]"}).master == "fd00::1"
@@ -157,7 +157,7 @@ def test_a_part_of_a_job() -> None:
         ({"WORLD_SIZE": "all"}, "WORLD_SIZE is 'all'; it must be a number from 1 up"),
     ],
 )
-def test_what_is_missing_or_wrong_is_named(change: dict[str, str | None], words: str) -> None:
+def test_missing_or_invalid_variable_is_named(change: dict[str, str | None], words: str) -> None:
     merged = {**GOOD, **change}
     with pytest.raises(UsageError) as refused:
         by_hand.part({name: value for name, value in merged.items() if value is not None})
@@ -180,7 +180,7 @@ def hello(rank: int, **changes: Any) -> Hello:
         ([hello(0, program="a.py"), hello(1, program="b.py")], "node 0 (h0) starts a.py, and"),
     ],
 )
-def test_who_can_be_one_job(nodes: list[Hello], words: str) -> None:
+def test_disagreement_names_difference(nodes: list[Hello], words: str) -> None:
     found = disagreement(nodes)
     assert found.startswith(words) if words else found == ""
 
@@ -206,7 +206,7 @@ STRANGERS = [
 ]
 
 
-def test_strangers_at_node_0_are_sent_away() -> None:
+def test_strangers_at_node_0_are_rejected() -> None:
     """The node that belongs to the job is heard, also where it has been there before."""
     (port,) = free_ports(1)
     with Master(hello(0), port) as master:
@@ -225,7 +225,7 @@ def test_strangers_at_node_0_are_sent_away() -> None:
         assert found == [[hello(0), hello(1)]]
 
 
-def test_a_node_that_left_may_come_again() -> None:
+def test_node_that_left_may_return() -> None:
     (port,) = free_ports(1)
     with Master(hello(0, nnodes=3), port) as master:
         dial(port, to_line(hello(1, nnodes=3))).close()

@@ -40,7 +40,7 @@ while True:
 
 
 @pytest.mark.cluster
-def test_an_allocation_is_the_nodes(login: Login) -> None:
+def test_allocation_gives_nodes(login: Login) -> None:
     """No list, no option: the nodes are Slurm's, and the arguments arrive as they are."""
     words = ["two words", 'it\'s "quoted" $HOME', ""]
     text = "import os, sys; print('in', os.environ['SLURM_JOB_ID'], sys.argv[1:])"
@@ -68,7 +68,7 @@ print(Cluster().run(work, 5))
 
 
 @pytest.mark.cluster
-def test_a_python_program_finds_the_nodes_of_its_allocation(login: Login) -> None:
+def test_python_program_uses_allocation(login: Login) -> None:
     """And the ranks there meet."""
     program = login.script(CALLS, "calls.py")
     command = login.command("salloc", "--quiet", "--nodes=2", sys.executable, program)
@@ -77,7 +77,7 @@ def test_a_python_program_finds_the_nodes_of_its_allocation(login: Login) -> Non
 
 
 @pytest.mark.cluster
-def test_a_job_left_alone_is_taken_up_and_stopped(login: Login) -> None:
+def test_abandoned_job_is_attached_and_stopped(login: Login) -> None:
     """The head goes by kill -9; the step holds the job, and a second step finds it."""
     login.slurm.run("salloc", "--no-shell", "--nodes=2")
     job = login.slurm.said("squeue", "-h", "-o", "%i")
@@ -105,7 +105,7 @@ def test_a_job_left_alone_is_taken_up_and_stopped(login: Login) -> None:
 
 
 @pytest.mark.cluster
-def test_a_submitted_job_is_queued_again_at_its_time_limit_and_resumes(login: Login) -> None:
+def test_submitted_job_requeues_at_time_limit_and_resumes(login: Login) -> None:
     """Slurm's signal before the limit makes the ranks save, and the next attempt resumes; `status`,
     `logs` and `stop` work from the login node.
     """
@@ -155,7 +155,7 @@ def test_srun_alone_makes_ranks(login: Login) -> None:
 
 
 @pytest.mark.cluster
-def test_what_is_no_allocation_is_named_before_anything_starts(login: Login) -> None:
+def test_missing_allocation_is_refused(login: Login) -> None:
     launch, script = str(BIN / "master_launch"), login.script(TICKS)
     outside = login.command(launch, "--nodes-from", "slurm", script)
     assert outside.finish() == 3

@@ -21,7 +21,7 @@ from orchestrator.common.errors import CheckFailed
         (" n1,n1 ", ["n1", "n1"]),
     ],
 )
-def test_a_hostlist_expands_as_slurm_does_it(text: str, names: list[str]) -> None:
+def test_hosts_expands_as_slurm(text: str, names: list[str]) -> None:
     assert slurm_environment.hosts(text) == names
 
 
@@ -29,7 +29,7 @@ def test_a_hostlist_expands_as_slurm_does_it(text: str, names: list[str]) -> Non
     "text",
     ["", "n[1-2", "n1]", "n[]", "n[a-b]", "n[3-1]", "n[1-99999999]", ",n1", "n1,,n2", "n[[1]]"],
 )
-def test_what_is_no_hostlist_is_refused(text: str) -> None:
+def test_invalid_hostlist_is_refused(text: str) -> None:
     with pytest.raises(slurm_environment.BadHostlist):
         slurm_environment.hosts(text)
 
@@ -37,7 +37,7 @@ def test_what_is_no_hostlist_is_refused(text: str) -> None:
 BATCH = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
 
 
-def test_an_allocation() -> None:
+def test_allocation_is_read_from_environment() -> None:
     assert slurm_environment.allocation({}) is None
     assert slurm_environment.allocation(BATCH) == slurm_environment.Allocation(
         "12", ("n1", "n2"), None
@@ -56,7 +56,7 @@ def test_an_allocation() -> None:
         ({"SLURM_JOB_NUM_NODES": "3"}, "has 2 nodes and SLURM_JOB_NUM_NODES is 3"),
     ],
 )
-def test_half_an_allocation_is_named(change: dict[str, str], words: str) -> None:
+def test_partial_allocation_is_named(change: dict[str, str], words: str) -> None:
     with pytest.raises(CheckFailed, match="half a Slurm environment") as refused:
         slurm_environment.allocation({**BATCH, **change})
     assert words in str(refused.value)
@@ -69,7 +69,7 @@ TASK = {
 }
 
 
-def test_a_task_becomes_a_rank() -> None:
+def test_task_becomes_rank() -> None:
     task = slurm_environment.task(TASK)
     assert task is not None
     found = slurm_environment.variables(task, TASK)
@@ -86,7 +86,7 @@ def test_a_task_becomes_a_rank() -> None:
 
 
 @pytest.mark.parametrize(("visible", "local"), [("0", "0"), ("0,1", "1"), ("", "1")])
-def test_with_one_gpu_per_task_it_is_number_0(visible: str, local: str) -> None:
+def test_single_visible_gpu_has_local_rank_0(visible: str, local: str) -> None:
     task = slurm_environment.task(TASK)
     assert task is not None
     assert (

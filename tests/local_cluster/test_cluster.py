@@ -25,7 +25,7 @@ def run(cluster: LoopbackCluster, i: int, command: str) -> str:
     return subprocess.run(ssh, capture_output=True, text=True, check=True).stdout
 
 
-def test_files_for_a_client_and_nobody_else(tmp_path: Path) -> None:
+def test_cluster_files_are_private(tmp_path: Path) -> None:
     require_sshd()
     with LoopbackCluster(2, tmp_path / "a cluster", slots=2) as cluster:
         assert cluster.node_list.read_text() == "127.0.0.2 slots=2\n127.0.0.3 slots=2\n"
@@ -36,7 +36,7 @@ def test_files_for_a_client_and_nobody_else(tmp_path: Path) -> None:
         assert run(cluster, 0, "python3 -c 'import sys; print(sys.prefix)'") == f"{sys.prefix}\n"
 
 
-def test_a_killed_cluster_does_not_break_the_next(tmp_path: Path) -> None:
+def test_killed_cluster_is_replaced(tmp_path: Path) -> None:
     require_sshd()
     script = (
         "import sys; from pathlib import Path\n"
@@ -53,7 +53,7 @@ def test_a_killed_cluster_does_not_break_the_next(tmp_path: Path) -> None:
     os.close(ended)
 
 
-def test_stopping_ends_what_was_started_through_it(tmp_path: Path) -> None:
+def test_stop_ends_detached_processes(tmp_path: Path) -> None:
     require_sshd()
     cluster = LoopbackCluster(1, tmp_path)
     cluster.start()
@@ -88,7 +88,7 @@ exec setpriv --reuid 4711 --regid 4711 --clear-groups --inh-caps=+dac_read_searc
 """
 
 
-def test_anybody_can_run_one() -> None:
+def test_cluster_runs_without_root() -> None:
     require_namespaces()
     if shutil.which("setpriv") is None:
         lacking("setpriv is not installed: apt-get install util-linux")

@@ -68,7 +68,7 @@ def nothing_left(place: Path) -> bool:
     return not living and not list((place.parent / "tmp").iterdir())
 
 
-def test_a_run_and_its_result_away_from_the_repository(place: Path, start: Start) -> None:
+def test_demo_trains_outside_repository(place: Path, start: Start) -> None:
     root = ["--nproc", "1", "--experiments", "my runs"]
     command = start("--", *root, "--set", "training.max_steps=12")
     assert command.finish() == 0, command.text
@@ -84,7 +84,7 @@ def test_a_run_and_its_result_away_from_the_repository(place: Path, start: Start
     assert nothing_left(place)
 
 
-def test_the_jobs_failure_is_the_demos(place: Path, start: Start) -> None:
+def test_demo_exits_with_code_of_job(place: Path, start: Start) -> None:
     (place / "fails.py").write_text("raise SystemExit(3)\n")
     command = start("--size", "1", "--", "--no-torchrun", "fails.py")
     assert command.finish() == 1, command.text
@@ -93,7 +93,7 @@ def test_the_jobs_failure_is_the_demos(place: Path, start: Start) -> None:
     assert nothing_left(place)
 
 
-def test_ctrl_c_stops_the_run_and_takes_everything_away(place: Path, start: Start) -> None:
+def test_ctrl_c_ends_job_and_cluster(place: Path, start: Start) -> None:
     (place / "waits.py").write_text("import time\nprint('ready')\ntime.sleep(1000)\n")
     command = start("--size", "1", "--", "--no-torchrun", "waits.py")
     command.wait_for("ready")
@@ -107,7 +107,7 @@ def test_ctrl_c_stops_the_run_and_takes_everything_away(place: Path, start: Star
     assert nothing_left(place)
 
 
-def test_a_job_that_was_left_running_ends_with_its_cluster(place: Path, start: Start) -> None:
+def test_detached_job_ends_with_cluster(place: Path, start: Start) -> None:
     (place / "waits.py").write_text("import time\ntime.sleep(1000)\n")
     command = start("--size", "1", "--", "--detach", "--no-torchrun", "waits.py")
     assert command.finish() == 0, command.text
@@ -116,9 +116,7 @@ def test_a_job_that_was_left_running_ends_with_its_cluster(place: Path, start: S
     wait_until(lambda: nothing_left(place))
 
 
-def test_keep_holds_the_nodes_up_for_the_commands_that_it_prints(
-    place: Path, start: Start, tmp_path: Path
-) -> None:
+def test_keep_holds_nodes_for_printed_commands(place: Path, start: Start, tmp_path: Path) -> None:
     (place / "hello.py").write_text("print('hello')\n")
     command = start("--keep", "--size", "1", "--", "--no-torchrun", "hello.py")
     command.wait_for("Ctrl-C here ends them")
@@ -142,7 +140,7 @@ def test_keep_holds_the_nodes_up_for_the_commands_that_it_prints(
     assert nothing_left(place)
 
 
-def test_without_torch_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_demo_without_torch_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CheckFailed) as told:
         demo.demo(2, False, (), LaunchArguments())
@@ -150,7 +148,7 @@ def test_without_torch_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> 
     assert told.value.fix == f"type: {python} -m pip install torch==2.13.0 numpy"
 
 
-def test_the_default_config_of_a_launch_is_what_the_engine_has_by_default() -> None:
+def test_default_config_file_matches_defaults() -> None:
     """The file shows every section, so a reader sees the default of each key."""
     shown = load.load(REPOSITORY / "config/multi_node/distributed_two_nodes.yaml")
     assert shown.launch == Launch()

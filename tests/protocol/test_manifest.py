@@ -23,14 +23,14 @@ NAMES = st.binary(min_size=1, max_size=9).filter(
 
 
 @given(st.sets(NAMES, max_size=6))
-def test_any_names_come_back(names: set[bytes]) -> None:
+def test_any_names_round_trip(names: set[bytes]) -> None:
     entries = sorted(ManifestEntry(b"below/" + name, FILE, 0o755, 0, NOTHING) for name in names)
     listing = tree.packed(reversed(entries))
     assert tree.unpacked(listing) == tuple(entries)
     assert tree.digest_of(listing) == tree.digest_of(tree.packed(entries))
 
 
-def test_links_and_directories_come_back() -> None:
+def test_links_and_directories_round_trip() -> None:
     entries = (
         ManifestEntry(b"d", DIRECTORY, 0o755, 0, b""),
         ManifestEntry(b"l", LINK, 0, 0, b"../to a\nfile"),
@@ -57,7 +57,7 @@ def test_links_and_directories_come_back() -> None:
     ],
     ids=repr,
 )
-def test_what_leads_elsewhere_is_refused(entry: ManifestEntry) -> None:
+def test_paths_outside_are_refused(entry: ManifestEntry) -> None:
     with pytest.raises(Nonsense):
         tree.unpacked(tree.packed([entry]))
 
@@ -77,13 +77,13 @@ def test_what_leads_elsewhere_is_refused(entry: ManifestEntry) -> None:
     ],
     ids=["below a link", "below a file", "twice"],
 )
-def test_nothing_is_below_a_link(pair: tuple[ManifestEntry, ManifestEntry]) -> None:
+def test_entries_below_link_are_refused(pair: tuple[ManifestEntry, ManifestEntry]) -> None:
     with pytest.raises(Nonsense):
         tree.unpacked(tree.packed(pair))
 
 
 @pytest.mark.parametrize("listing", [b"x", b"a\0f\0644\0", tree.packed([])[:0] + b"\0"], ids=repr)
-def test_what_is_no_list_is_refused(listing: bytes) -> None:
+def test_invalid_listing_is_refused(listing: bytes) -> None:
     with pytest.raises(Nonsense):
         tree.unpacked(listing)
 
@@ -93,7 +93,7 @@ PLACES = st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=4).map(
 
 
 @given(st.lists(st.tuples(PLACES, WAYS), max_size=6))
-def test_no_links_that_stay_inside_lead_out_together(links: list[tuple[str, str]]) -> None:
+def test_accepted_links_stay_inside_together(links: list[tuple[str, str]]) -> None:
     with tempfile.TemporaryDirectory() as directory:
         root = Path(directory).resolve() / "root"
         (root / "a/b").mkdir(parents=True)
@@ -109,7 +109,7 @@ def test_no_links_that_stay_inside_lead_out_together(links: list[tuple[str, str]
             assert root in (end, *end.parents), path
 
 
-def test_two_links_that_lead_out_together() -> None:
+def test_link_is_inside_rejects_escaping_targets() -> None:
     """The second alone stays inside by its words."""
     assert link_is_inside("a/b/c/p", "../../..")
     assert not link_is_inside("evil", "a/b/c/p/../../etc")

@@ -108,7 +108,7 @@ def for_every_kind(number: int, check: Callable[[Message], None]) -> None:
         settings(max_examples=number, deadline=None)(given(made(kind))(one))()
 
 
-def test_every_message_comes_out_as_it_went_in() -> None:
+def test_every_message_round_trips() -> None:
     def check(message: Message) -> None:
         kind, data = type(message), json.loads(json.dumps(encode(message)))
         assert decode(kind, data) == message
@@ -122,7 +122,7 @@ def test_every_message_comes_out_as_it_went_in() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(KINDS), json_data)
-def test_any_other_data_is_nonsense_and_nothing_worse(kind: type[Message], data: Any) -> None:
+def test_arbitrary_data_raises_nonsense_alone(kind: type[Message], data: Any) -> None:
     for newer in (False, True):
         try:
             decode(kind, data, newer=newer)
@@ -144,7 +144,7 @@ OF_EVERY_TYPE: tuple[Any, ...] = (
 SIMPLE = (int, float, str, bool)
 
 
-def test_each_field_of_a_wrong_type_is_nonsense() -> None:
+def test_field_of_wrong_type_is_refused() -> None:
     def check(message: Message) -> None:
         kind, good = type(message), json.loads(json.dumps(encode(message)))
         hints = typing.get_type_hints(kind)
@@ -179,18 +179,18 @@ def test_each_field_of_a_wrong_type_is_nonsense() -> None:
         ([], "Stop must hold keys, not \\[\\]"),
     ],
 )
-def test_the_error_names_what_is_wrong(data: Any, why: str) -> None:
+def test_error_names_wrong_field(data: Any, why: str) -> None:
     with pytest.raises(Nonsense, match=why):
         decode(Stop, data)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b"\xff", b"[" * 100_000, b"1" * 5000])
-def test_what_is_no_json_object_is_nonsense(text: bytes) -> None:
+def test_non_object_json_is_refused(text: bytes) -> None:
     with pytest.raises(Nonsense):
         parse(text)
 
 
-def test_a_message_cannot_be_changed() -> None:
+def test_message_is_immutable() -> None:
     beat = Clock(time=1.0)
     with pytest.raises(AttributeError):
         beat.time = 2.0  # type: ignore[misc]
@@ -204,7 +204,7 @@ def test_a_message_cannot_be_changed() -> None:
 # -- requests ---------------------------------------------------------------------------------
 
 
-def test_every_request_has_a_method_that_takes_it_and_returns_its_answer() -> None:
+def test_every_request_has_typed_handler() -> None:
     for kind in REQUESTS.values():
         handler = handler_of(kind)
         hints = typing.get_type_hints(handler)
@@ -214,7 +214,7 @@ def test_every_request_has_a_method_that_takes_it_and_returns_its_answer() -> No
 
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from([*REQUESTS.values()]).flatmap(made), st.integers(0, 2**40))
-def test_a_request_arrives(request: Request[Any], number: int) -> None:
+def test_request_frame_round_trips(request: Request[Any], number: int) -> None:
     frame = json.loads(json.dumps(frame_of_request(number, request)))
     found, fields = number_of(frame)
     assert (found, read_request(fields)) == (number, request)
@@ -222,7 +222,7 @@ def test_a_request_arrives(request: Request[Any], number: int) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(st.dictionaries(st.sampled_from(["id", "do", "ok", "error", "beat", "version"]), json_data))
-def test_frames_of_anybody_are_nonsense_and_nothing_worse(data: dict[str, Any]) -> None:
+def test_arbitrary_frames_raise_nonsense_alone(data: dict[str, Any]) -> None:
     for read in (number_of, read_request, read_incoming):
         try:
             read(data)
@@ -239,9 +239,7 @@ frame = st.tuples(st.sampled_from(sorted(LARGEST)), st.binary(max_size=50)).map(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(frame, max_size=5), st.lists(st.integers(1, 40), max_size=30))
-def test_frames_arrive_whole_however_they_are_cut(
-    sent: list[tuple[bytes, bytes]], cuts: list[int]
-) -> None:
+def test_splitter_reassembles_frames(sent: list[tuple[bytes, bytes]], cuts: list[int]) -> None:
     data = b"".join(frames.header(kind, len(payload)) + payload for kind, payload in sent)
     splitter, found = Splitter(), []
     for cut in cuts:
@@ -251,7 +249,7 @@ def test_frames_arrive_whole_however_they_are_cut(
     assert found == sent
 
 
-def test_a_frame_too_large_is_refused_before_it_arrives() -> None:
+def test_oversized_frame_is_refused_by_header() -> None:
     for kind, most in LARGEST.items():
         assert frames.parse_header(HEADER.pack(kind, most)) == (kind, most)
         with pytest.raises(Nonsense):
@@ -268,17 +266,17 @@ def test_a_frame_too_large_is_refused_before_it_arrives() -> None:
 
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from([*events.EVENTS.values()]).flatmap(made))
-def test_an_event_is_read_as_it_was_written(event: events.Event) -> None:
+def test_event_round_trips(event: events.Event) -> None:
     data = json.loads(json.dumps(events.to_data(event)))
     assert events.from_data(data) == event
 
 
-def test_an_event_of_a_newer_kind_is_passed_over() -> None:
+def test_event_of_newer_kind_is_skipped() -> None:
     found = events.from_data({"event": "rank_teleported", "time": 1.0, "to": "mars"})
     assert (type(found), found.time) == (events.Event, 1.0)
 
 
-def test_who_understands_whom() -> None:
+def test_conflict_compares_versions() -> None:
     own = Version(protocol=3, oldest=2, package="0.3")
     for theirs in (own, Version(protocol=2, oldest=0), Version(protocol=9, oldest=3)):
         assert conflict("job-1", theirs, own) == ""

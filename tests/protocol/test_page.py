@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 CHECK = "import protocol_page as p; raise SystemExit(p.PAGE.read_text() != p.page())"
 
 
-def test_the_tables_are_those_of_the_code() -> None:
+def test_protocol_page_is_up_to_date() -> None:
     command = [sys.executable, "-c", CHECK]
     done = subprocess.run(
         command, cwd=ROOT / "scripts", check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}

@@ -34,7 +34,7 @@ def moves(candidate: CheckpointCandidate, **needs: str) -> list[str]:
     return [f"{each.name}: {each.source}>{each.target}" for each in deliveries(candidate, wanted)]
 
 
-def test_it_is_whole_if_each_file_is_somewhere() -> None:
+def test_candidate_is_whole_if_each_file_is_somewhere() -> None:
     assert found(holding(0, "a"), holding(1, "b"), holding(2, "c")).whole
     short = found(holding(0, "a"), holding(1, "ab"))
     assert not short.whole
@@ -42,13 +42,13 @@ def test_it_is_whole_if_each_file_is_somewhere() -> None:
     assert "step 8 lacks c (written by nc)" in str(nothing_whole([short]))
 
 
-def test_files_of_two_runs_make_no_whole() -> None:
+def test_files_of_two_saves_are_not_combined() -> None:
     two = candidates([holding(0, "ab"), holding(1, "c", save="other"), holding(2, "c", step=4)])
     assert [each.whole for each in two] == [False] * 3
     assert [each.step for each in two] == [8, 8, 4]
 
 
-def test_every_node_gets_what_it_lacks_and_needs_from_who_has_least_to_give() -> None:
+def test_moves_fill_gaps_from_least_loaded_node() -> None:
     candidate = found(holding(0, "ab"), holding(1, "bc"), holding(2, ""))
     assert moves(candidate, n0="ab", n1="bc") == []
     assert moves(candidate, n0="abc", n1="bc", n2="ab", n3="b") == [
@@ -59,7 +59,7 @@ def test_every_node_gets_what_it_lacks_and_needs_from_who_has_least_to_give() ->
     ]
 
 
-def test_what_was_saved_last_comes_first() -> None:
+def test_later_saved_candidate_comes_first() -> None:
     """The order does not follow the step, because a training may have gone back."""
     early = holding(1, "abc", step=9)
     late = [replace(holding(node, "abc"), created=20.0) for node in (0, 1)]
@@ -67,6 +67,6 @@ def test_what_was_saved_last_comes_first() -> None:
 
 
 @pytest.mark.parametrize("node, expected", [(0, "m"), (1, "n"), (2, "m")])
-def test_a_node_reads_the_version_that_it_wrote_itself(node: int, expected: str) -> None:
+def test_node_keeps_version_it_wrote(node: int, expected: str) -> None:
     candidate = found(holding(0, "abc"), holding(1, "abc", manifest="n"))
     assert candidate.version_for(node)[0].manifest == expected

@@ -88,7 +88,7 @@ def change(place: Path, **fields: Any) -> None:
 # -- publishing -------------------------------------------------------------------------------
 
 
-def test_what_is_published_is_found(tmp_path: Path) -> None:
+def test_published_checkpoint_is_found(tmp_path: Path) -> None:
     progress = {"tokens": 12, "rng": [1, 2.5, None, "ü"], "deep": {"a": True}}
     before = time.time()
     for step in (20, 120, 3):
@@ -106,7 +106,7 @@ def test_what_is_published_is_found(tmp_path: Path) -> None:
     assert len(good(tmp_path)) == 3
 
 
-def test_the_manifest_is_as_documented(tmp_path: Path) -> None:
+def test_manifest_has_documented_format(tmp_path: Path) -> None:
     place = save(tmp_path, 7, {".metadata": b"", "__0_0.distcp": b"abc"}, {"k": 1})
     manifest = json.loads((place / "manifest.json").read_text())
     assert isinstance(manifest.pop("created"), float)
@@ -124,7 +124,7 @@ def test_the_manifest_is_as_documented(tmp_path: Path) -> None:
     }
 
 
-def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+def test_saving_step_again_replaces_it(tmp_path: Path) -> None:
     save(tmp_path, 5, progress="old")
     save(tmp_path, 5, {".metadata": b"new"}, progress="new")
     assert listing(tmp_path) == ["step_00000005"]
@@ -132,7 +132,7 @@ def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "directory"])
-def test_what_is_in_the_way_stays(tmp_path: Path, kind: str) -> None:
+def test_publish_refuses_name_that_is_taken(tmp_path: Path, kind: str) -> None:
     place = checkpoint_store.final(tmp_path, 5)
     (tmp_path / "elsewhere").mkdir()
     if kind == "link":
@@ -156,7 +156,7 @@ def test_what_is_in_the_way_stays(tmp_path: Path, kind: str) -> None:
         (lambda place, files: shutil.rmtree(place), "is missing, and 2 more files"),
     ],
 )
-def test_what_is_not_whole_is_not_published(
+def test_publish_refuses_incomplete_files(
     tmp_path: Path, spoil: Callable[[Path, dict[str, FileRecord]], None], words: str
 ) -> None:
     files = write(tmp_path, 5)
@@ -224,7 +224,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 @pytest.mark.parametrize("operation", [first_save, prune, clean])
 @pytest.mark.parametrize(("failure", "once"), [(Killed(), False), (FULL, True)])
-def test_a_kill_or_an_error_at_any_moment_leaves_what_was_whole(
+def test_kill_or_error_leaves_whole_checkpoints(
     tmp_path: Path,
     operation: Callable[[Path], Callable[[], object]],
     failure: BaseException,
@@ -261,7 +261,7 @@ def test_a_kill_or_an_error_at_any_moment_leaves_what_was_whole(
 
 @settings(max_examples=10, deadline=None)
 @given(st.data())
-def test_any_flipped_bit_is_found(data: st.DataObject) -> None:
+def test_verify_finds_any_flipped_bit(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:
         place = save(Path(name), 5)
         file = data.draw(st.sampled_from(sorted(FILES)))
@@ -289,7 +289,9 @@ def test_any_flipped_bit_is_found(data: st.DataObject) -> None:
         (lambda file: (file.unlink(), file.symlink_to("x")), "__0_0.distcp is not a plain file"),
     ],
 )
-def test_a_spoilt_file(tmp_path: Path, spoil: Callable[[Path], object], words: str) -> None:
+def test_damaged_file_makes_checkpoint_incomplete(
+    tmp_path: Path, spoil: Callable[[Path], object], words: str
+) -> None:
     place = save(tmp_path, 5)
     save(tmp_path, 4)
     spoil(place / "__0_0.distcp")
@@ -344,7 +346,9 @@ RECORD = {"size": 1, "sha256": "0" * 64}
     ],
     ids=str,
 )
-def test_a_wrong_manifest(tmp_path: Path, fields: dict[str, Any], words: str) -> None:
+def test_invalid_manifest_makes_checkpoint_incomplete(
+    tmp_path: Path, fields: dict[str, Any], words: str
+) -> None:
     save(tmp_path, 4)
     change(save(tmp_path, 5), **fields)
     wrong, whole = checkpoint_store.every(tmp_path)
@@ -369,7 +373,9 @@ def test_a_wrong_manifest(tmp_path: Path, fields: dict[str, Any], words: str) ->
         (None, "there is no manifest.json"),
     ],
 )
-def test_what_is_no_manifest(tmp_path: Path, content: bytes | None, words: str) -> None:
+def test_unreadable_manifest_is_a_problem(
+    tmp_path: Path, content: bytes | None, words: str
+) -> None:
     path = save(tmp_path, 5) / "manifest.json"
     path.unlink() if content is None else path.write_bytes(content)
     (found,) = checkpoint_store.every(tmp_path)
@@ -379,7 +385,7 @@ def test_what_is_no_manifest(tmp_path: Path, content: bytes | None, words: str) 
 
 
 @pytest.mark.parametrize("kind", ["directory", "fifo", "link"])
-def test_a_manifest_that_is_no_file(tmp_path: Path, kind: str) -> None:
+def test_manifest_that_is_no_plain_file_is_refused(tmp_path: Path, kind: str) -> None:
     path = save(tmp_path, 5) / "manifest.json"
     kept = path.rename(tmp_path / "kept")
     if kind == "directory":
@@ -435,7 +441,7 @@ def test_links_are_never_followed(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b", 'it\'s "so"', "a\nb", "$(reboot)", "ü\udcff", "-rf"])
-def test_odd_names(tmp_path: Path, name: str) -> None:
+def test_odd_file_names_are_handled(tmp_path: Path, name: str) -> None:
     directory = tmp_path / name
     save(directory, 5, {name: b"content", ".metadata": b""})
     save(directory, 6, {name: b"content"})
@@ -449,7 +455,7 @@ def test_odd_names(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
-def test_an_unreadable_directory_is_an_error(
+def test_unreadable_directory_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """It is never "no checkpoints": a run from step 0 would lose the training so far."""
@@ -497,13 +503,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("best", [40]),
     ],
 )
-def test_what_a_user_may_mean(root: Path, text: str | None, expected: list[int]) -> None:
+def test_resolve_accepts_names_and_paths(root: Path, text: str | None, expected: list[int]) -> None:
     found = checkpoint_store.resolve(text, Path("experiments"))
     assert [one.step for one in found] == expected
     assert all(one.path.is_absolute() for one in found)
 
 
-def test_what_was_saved_last_comes_first_whatever_its_step(tmp_path: Path) -> None:
+def test_resolve_orders_by_time_saved(tmp_path: Path) -> None:
     """Two runs saved under one name, and the earlier one had come further."""
     for when, step in ((100.0, 14), (200.0, 2), (300.0, 4)):
         save(tmp_path / "mine", step, created=when)
@@ -522,7 +528,7 @@ def test_what_was_saved_last_comes_first_whatever_its_step(tmp_path: Path) -> No
         ("x" * 5000, "File name too long"),
     ],
 )
-def test_what_nobody_can_mean(root: Path, text: str, words: str) -> None:
+def test_resolve_rejects_unknown_checkpoint(root: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
         checkpoint_store.resolve(text)
     assert f"did you mean {text!r}" not in str(error.value)
@@ -560,7 +566,7 @@ def make(directory: Path, kinds: str) -> None:
         ("", 1, []),
     ],
 )
-def test_pruning(tmp_path: Path, kinds: str, keep: int, left: list[int]) -> None:
+def test_prune_keeps_newest(tmp_path: Path, kinds: str, keep: int, left: list[int]) -> None:
     make(tmp_path, kinds)
     before = steps(tmp_path)
     gone = checkpoint_store.prune(tmp_path, keep)
@@ -570,7 +576,7 @@ def test_pruning(tmp_path: Path, kinds: str, keep: int, left: list[int]) -> None
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, [15]), (2, [30, 15]), (3, [30, 20, 15])])
-def test_what_is_saved_after_going_back_is_not_pruned(
+def test_prune_keeps_checkpoints_saved_after_going_back(
     tmp_path: Path, keep: int, left: list[int]
 ) -> None:
     """Step 30 was damaged, say, and so was 20: it went on from 10."""
@@ -580,7 +586,7 @@ def test_what_is_saved_after_going_back_is_not_pruned(
     assert steps(tmp_path) == left
 
 
-def test_pruning_leaves_those_of_another_run(tmp_path: Path) -> None:
+def test_prune_keeps_checkpoints_of_other_run(tmp_path: Path) -> None:
     for step in range(1, 7):
         save(tmp_path, step, progress={"run": step % 2})
     pruned = checkpoint_store.prune(tmp_path, 1, lambda found: found.progress["run"] == 1)
@@ -588,7 +594,7 @@ def test_pruning_leaves_those_of_another_run(tmp_path: Path) -> None:
     assert [found.step for found in checkpoint_store.every(tmp_path)] == [6, 5, 4, 2]
 
 
-def test_cleaning(tmp_path: Path) -> None:
+def test_clean_removes_partial_checkpoints(tmp_path: Path) -> None:
     for token in ("mine", "earlier", "earlier.mine"):
         write(tmp_path, 5, token=token)
     save(tmp_path, 3)

@@ -50,7 +50,7 @@ def made(root: Path, name: str, with_record: bool = True) -> Path:
 # -- creating ---------------------------------------------------------------------------------
 
 
-def test_a_new_experiment(tmp_path: Path) -> None:
+def test_create_makes_experiment_directory(tmp_path: Path) -> None:
     place = create(tmp_path / "deep" / "experiments", "run")
     assert place.path.is_absolute()
     assert re.fullmatch(r"run_\d{8}_\d{6}", place.name)
@@ -65,7 +65,7 @@ def test_a_new_experiment(tmp_path: Path) -> None:
     assert not (tmp_path / ".gitignore").exists()
 
 
-def test_many_at_once_have_names_of_their_own(tmp_path: Path) -> None:
+def test_concurrent_creates_get_distinct_names(tmp_path: Path) -> None:
     places: list[Experiment] = []
     threads = [
         threading.Thread(target=lambda: places.append(create(tmp_path, "run"))) for _ in range(20)
@@ -78,13 +78,13 @@ def test_many_at_once_have_names_of_their_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", ".x", "a b", "é", "a\n", "x" * 101])
-def test_names_that_are_not(tmp_path: Path, name: str) -> None:
+def test_create_refuses_invalid_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="cannot name an experiment"):
         create(tmp_path, name)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_where_none_can_be_created(tmp_path: Path) -> None:
+def test_create_explains_unusable_root(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "inner"):
         with pytest.raises(UsageError, match="no experiment can be created") as failed:
@@ -92,7 +92,7 @@ def test_where_none_can_be_created(tmp_path: Path) -> None:
         assert "--experiments" in failed.value.fix
 
 
-def test_one_that_came_to_nothing_leaves_nothing(tmp_path: Path) -> None:
+def test_discard_removes_empty_experiment(tmp_path: Path) -> None:
     create(tmp_path, "run").discard()
     assert list(tmp_path.iterdir()) == []
 
@@ -100,7 +100,7 @@ def test_one_that_came_to_nothing_leaves_nothing(tmp_path: Path) -> None:
 # -- the record -------------------------------------------------------------------------------
 
 
-def test_the_record_there_and_back(tmp_path: Path) -> None:
+def test_record_round_trips(tmp_path: Path) -> None:
     place = Experiment(tmp_path)
     place.write_record(record())
     assert place.read_record() == record()
@@ -109,14 +109,14 @@ def test_the_record_there_and_back(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["job.json"]
 
 
-def test_a_record_of_a_later_version(tmp_path: Path) -> None:
+def test_record_of_later_version_is_read(tmp_path: Path) -> None:
     data = encode(record())
     data["later"] = data["nodes"][0]["later"] = 1
     (tmp_path / "job.json").write_text(json.dumps(data))
     assert Experiment(tmp_path).read_record() == record()
 
 
-def test_an_experiment_that_was_removed(tmp_path: Path) -> None:
+def test_missing_record_is_explained(tmp_path: Path) -> None:
     """A page of it may be open."""
     for path in (tmp_path, tmp_path / "gone"):
         with pytest.raises(UsageError, match=r"job\.json is not there: it was removed, or is no"):
@@ -124,13 +124,13 @@ def test_an_experiment_that_was_removed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "5", '{"job": 1}', '{"nodes": [{}]}', "\xff"])
-def test_what_is_no_record(tmp_path: Path, text: str) -> None:
+def test_invalid_record_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "job.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(UsageError, match="is not the record of a job"):
         Experiment(tmp_path).read_record()
 
 
-def test_where_logs_are() -> None:
+def test_log_paths_are_derived_from_node() -> None:
     place = Experiment(Path("/e"))
     assert place.log(NODE) == Path("/e/logs/node_0_10.0.0.1.txt")
     assert place.ranks(NODE) == Path("/e/logs/node_0_10.0.0.1.ranks")
@@ -155,7 +155,7 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_only_one_head(tmp_path: Path) -> None:
+def test_lock_admits_one_head(tmp_path: Path) -> None:
     other = subprocess.Popen(
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -206,7 +206,7 @@ def locked_by_a_reader(path: Path) -> Iterator[None]:
 
 
 @as_root
-def test_a_login_that_may_only_read_keeps_nobody_out(tmp_path: Path) -> None:
+def test_reader_without_write_permission_blocks_no_lock(tmp_path: Path) -> None:
     one = made(tmp_path, "run_20260101_000000")
     with locked_by_a_reader(one / ".head"):
         owner, second = Experiment(one), Experiment(one)
@@ -218,7 +218,7 @@ def test_a_login_that_may_only_read_keeps_nobody_out(tmp_path: Path) -> None:
         assert owner.hold(".tracking") and not second.hold(".tracking")
 
 
-def test_a_lock_is_not_left_to_children(tmp_path: Path) -> None:
+def test_lock_is_not_inherited_by_children(tmp_path: Path) -> None:
     """Else a ProxyCommand that lives on would keep the next head out."""
     place = Experiment(tmp_path)
     assert place.lock() is None
@@ -234,7 +234,7 @@ def test_a_lock_is_not_left_to_children(tmp_path: Path) -> None:
 # -- finding ----------------------------------------------------------------------------------
 
 
-def test_all_of_them_the_newest_last(tmp_path: Path) -> None:
+def test_every_orders_by_time_in_name(tmp_path: Path) -> None:
     """By the time in the name: a copy or a touch does not make one newer."""
     made(tmp_path, "z_20250101_000000")
     made(tmp_path, "multi_node_20260301_120001")
@@ -256,7 +256,7 @@ def test_all_of_them_the_newest_last(tmp_path: Path) -> None:
     assert every(tmp_path / "file_20270101_000000") == []
 
 
-def test_the_newest(tmp_path: Path) -> None:
+def test_find_without_name_returns_newest(tmp_path: Path) -> None:
     assert find(tmp_path, None) is None
     made(tmp_path, "a_20260101_000000")
     newest = made(tmp_path, "a_20260101_000001")
@@ -265,7 +265,7 @@ def test_the_newest(tmp_path: Path) -> None:
     assert found.path == newest
 
 
-def test_by_name_or_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_accepts_name_or_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "experiments"
     path = made(root, "a_20260101_000000")
     elsewhere = made(tmp_path, "copied")
@@ -282,7 +282,7 @@ def test_by_name_or_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert find(root, wanted) is None
 
 
-def test_one_that_is_not_there_is_looked_for_where_it_may_be(
+def test_known_suggests_where_experiment_may_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From another directory, as in a second terminal, and by the name of its project."""
@@ -323,7 +323,7 @@ def test_one_that_is_not_there_is_looked_for_where_it_may_be(
         ([], 0, None, "--node 0: this job has no nodes yet"),
     ],
 )
-def test_a_node_and_a_rank_of_the_job(
+def test_check_choice_validates_node_and_rank(
     nodes: list[NodeRecord], node: int | None, rank: int | None, problem: str
 ) -> None:
     if problem:
@@ -333,7 +333,7 @@ def test_a_node_and_a_rank_of_the_job(
         record(nodes=nodes).check_choice(node, rank, "--{} {}")
 
 
-def test_a_place_is_held_by_one_process(tmp_path: Path) -> None:
+def test_hold_admits_one_process(tmp_path: Path) -> None:
     assert Experiment(tmp_path).hold(".watch")
     assert not Experiment(tmp_path).hold(".watch")
     assert Experiment(tmp_path).hold(".tracking")

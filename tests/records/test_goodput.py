@@ -60,7 +60,7 @@ ONE = Account(began=110, trains=115, first=0, time=190, step=70, data=5, checkpo
          parts(start=10, load=2, detection=8, stop=10)),
     ],
 )  # fmt: skip
-def test_what_the_time_went_into(
+def test_divide_splits_wall_time(
     spans: list[Span], told: dict[int, Account], expected: dict[str, float]
 ) -> None:
     assert goodput.divide(spans, told) == pytest.approx(expected)
@@ -76,7 +76,7 @@ STEPS = st.integers(-5, 500)
     st.lists(st.tuples(NUMBERS, st.none() | NUMBERS, STEPS, NUMBERS, STEPS,
                        *[st.floats(0, 1e3)] * 2), max_size=4),
 )  # fmt: skip
-def test_the_parts_add_up_and_none_is_negative(
+def test_parts_add_up_and_none_is_negative(
     lasting: list[tuple[float, float, float | None, float | None]],
     told: list[tuple[float, float | None, int, float, int, float, float]],
 ) -> None:
@@ -102,7 +102,7 @@ def test_only_whole_lines_count(tmp_path: Path) -> None:
     assert {number: told.step for number, told in read.items()} == {1: 71}
 
 
-def test_a_number_that_is_none_is_no_line(tmp_path: Path) -> None:
+def test_goodput_skips_lines_with_invalid_numbers(tmp_path: Path) -> None:
     line = {**vars(ONE), "attempt": 1}
     whole = json.dumps(line).encode()
     assert told_in(tmp_path / "x", whole, b"[" * 100_000).keys() == {1}
@@ -145,11 +145,11 @@ def record(state: str, *attempts: Attempt, ended: float | None = None) -> JobRec
          [Span(1, 100, 200, 199), Span(2, 200, 300, 299)]),
     ],
 )  # fmt: skip
-def test_the_attempts_of_a_record(known: JobRecord, spans: list[Span]) -> None:
+def test_spans_of_reads_attempts_of_record(known: JobRecord, spans: list[Span]) -> None:
     assert goodput.spans_of(known, 400.0) == spans
 
 
-def test_words() -> None:
+def test_in_words_lists_largest_parts() -> None:
     assert goodput.in_words(parts(training=90, start=9.8, stop=0.2)) == "90% training, 10% start"
     assert goodput.in_words(parts()) == ""
     assert goodput.in_words(parts(unknown=7, start=1)) == ""

@@ -26,7 +26,7 @@ NODE = "/home/u/.orchestrator/code/snapshots/1a0f4fb4-0"
         ("FileNotFoundError: words.txt", ""),
     ],
 )
-def test_a_file_that_was_not_sent(message: str, fix: str, tmp_path: Path) -> None:
+def test_not_sent_explains_missing_file(message: str, fix: str, tmp_path: Path) -> None:
     tree = tmp_path / "w/proj"
     (tree / "data/a b").mkdir(parents=True)
     for name in ("data/a b/train.bin", "words.txt"):

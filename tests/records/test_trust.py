@@ -35,7 +35,7 @@ def launched(tmp_path: Path) -> Iterator[Experiment]:
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o002, 0o022, 0o777])
-def test_whatever_the_umask_it_is_for_its_owner_alone(tmp_path: Path, umask: int) -> None:
+def test_files_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         made = create(tmp_path / "experiments", "run")
@@ -56,9 +56,7 @@ def test_whatever_the_umask_it_is_for_its_owner_alone(tmp_path: Path, umask: int
 
 
 @pytest.mark.parametrize("which", [".", "job.json"])
-def test_what_others_may_write_is_passed_over_and_refused_by_name(
-    launched: Experiment, which: str
-) -> None:
+def test_experiment_writable_by_others_is_refused(launched: Experiment, which: str) -> None:
     root, path = launched.path.parent, launched.path
     assert [found.path for found in every(root)] == [path]
     (path / which).chmod(0o777)
@@ -77,7 +75,7 @@ def test_what_others_may_write_is_passed_over_and_refused_by_name(
 
 @root_only
 @pytest.mark.parametrize("which", [".", "job.json"])
-def test_what_belongs_to_somebody_else(launched: Experiment, which: str) -> None:
+def test_experiment_of_other_user_is_refused(launched: Experiment, which: str) -> None:
     os.chown(launched.path / which, OTHER, OTHER)
     assert every(launched.path.parent) == []
     with pytest.raises(Untrusted, match=f"belongs to user {OTHER}") as refused:
@@ -86,7 +84,7 @@ def test_what_belongs_to_somebody_else(launched: Experiment, which: str) -> None
 
 
 @root_only
-def test_a_group_may_write_if_the_owner_is_its_only_member(launched: Experiment) -> None:
+def test_group_write_is_accepted_for_private_group(launched: Experiment) -> None:
     launched.path.chmod(0o770)
     assert launched.read_record() == record()  # root's group
     os.chown(launched.path, 0, OTHER)
@@ -94,7 +92,7 @@ def test_a_group_may_write_if_the_owner_is_its_only_member(launched: Experiment)
         launched.read_record()
 
 
-def test_a_record_that_is_a_link(launched: Experiment, tmp_path: Path) -> None:
+def test_record_that_is_a_link_is_refused(launched: Experiment, tmp_path: Path) -> None:
     (launched.path / "job.json").rename(tmp_path / "job.json")
     (launched.path / "job.json").symlink_to(tmp_path / "job.json")
     assert every(launched.path.parent) == []
@@ -102,7 +100,7 @@ def test_a_record_that_is_a_link(launched: Experiment, tmp_path: Path) -> None:
         launched.read_record()
 
 
-def test_where_the_disk_keeps_no_modes(tmp_path: Path) -> None:
+def test_signature_decides_on_disk_without_modes(tmp_path: Path) -> None:
     """CIFS shows 0777 for all, also for what was just made 0700: then the signature decides."""
     made = create(tmp_path / "experiments", "run")
     made.path.chmod(0o777)
@@ -119,7 +117,7 @@ def test_where_the_disk_keeps_no_modes(tmp_path: Path) -> None:
 # -- whose orders -----------------------------------------------------------------------------
 
 
-def test_a_record_that_this_login_launched(launched: Experiment) -> None:
+def test_own_record_is_accepted_after_updates(launched: Experiment) -> None:
     launched.check_launched(launched.read_record())
     later = record(state="lost", nodes=[replace(NODE, state="ended"), record().nodes[1]])
     launched.write_record(later)  # a head writes how it goes
@@ -137,12 +135,12 @@ def test_a_record_that_this_login_launched(launched: Experiment) -> None:
         {"nodes": [NODE]},
     ],
 )
-def test_a_record_that_somebody_changed(launched: Experiment, changed: dict[str, object]) -> None:
+def test_changed_record_is_refused(launched: Experiment, changed: dict[str, object]) -> None:
     with pytest.raises(UsageError, match="was not launched by this login"):
         launched.check_launched(record(**changed))
 
 
-def test_another_login_has_another_key(
+def test_other_login_has_other_key(
     launched: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "another"))
@@ -151,7 +149,7 @@ def test_another_login_has_another_key(
     assert not launched.is_launched_here(record())
 
 
-def test_a_key_that_others_could_read_is_none(launched: Experiment) -> None:
+def test_readable_key_is_replaced(launched: Experiment) -> None:
     old = trust.key_file().read_bytes()
     trust.key_file().chmod(0o640)
     assert not launched.is_launched_here(record())
@@ -160,9 +158,7 @@ def test_a_key_that_others_could_read_is_none(launched: Experiment) -> None:
     assert launched.is_launched_here(record())
 
 
-def test_of_two_first_launches_at_once_one_makes_the_key(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_concurrent_launches_share_one_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "new"))
     replace, faster = files.replace, list[bytes | None]()
 
@@ -179,7 +175,7 @@ def test_of_two_first_launches_at_once_one_makes_the_key(
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "second name", "pipe", "directory is a link"])
-def test_a_log_is_written_through_no_link(launched: Experiment, tmp_path: Path, kind: str) -> None:
+def test_log_is_not_written_through_link(launched: Experiment, tmp_path: Path, kind: str) -> None:
     keys, log = tmp_path / "authorized_keys", launched.log(NODE)
     keys.write_text("mine\n")
     if kind == "link":
@@ -200,7 +196,7 @@ def test_a_log_is_written_through_no_link(launched: Experiment, tmp_path: Path, 
     assert not (tmp_path / "new").exists()
 
 
-def test_a_lock_is_taken_through_no_link(launched: Experiment, tmp_path: Path) -> None:
+def test_lock_is_not_taken_through_link(launched: Experiment, tmp_path: Path) -> None:
     (launched.path / ".head").symlink_to(tmp_path / "new")
     with pytest.raises(UsageError, match="cannot be followed from here"):
         launched.lock()
@@ -208,14 +204,14 @@ def test_a_lock_is_taken_through_no_link(launched: Experiment, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("address", ["../../x", "a/b", "\x1b]0;", "..", "10.0.0.1\n"])
-def test_a_log_stays_in_its_directory(address: str) -> None:
+def test_log_path_stays_in_its_directory(address: str) -> None:
     path = Experiment(Path("/e")).log(replace(NODE, address=address))
     assert path.parent == Path("/e/logs")
     assert path.name.isprintable()
 
 
 @root_only
-def test_root_leaves_what_it_writes_to_the_owner(launched: Experiment) -> None:
+def test_root_leaves_files_to_owner(launched: Experiment) -> None:
     for path in (launched.path, launched.logs):
         os.chown(path, OTHER, OTHER)
     launched.write_record(record())

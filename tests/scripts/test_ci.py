@@ -40,7 +40,7 @@ def run(checkout: Path, *words: str, **env: str) -> subprocess.CompletedProcess[
     )
 
 
-def test_what_is_committed_is_tested_below_home_in_a_path_with_a_space(checkout: Path) -> None:
+def test_ci_tests_committed_clone_in_path_with_space(checkout: Path) -> None:
     (checkout / "file").write_text("edited\n")
     (checkout / "new").write_text("")
     done = run(checkout, "-k", "two words")
@@ -54,7 +54,7 @@ def test_what_is_committed_is_tested_below_home_in_a_path_with_a_space(checkout:
     assert (checkout / "file").read_text() == "edited\n"
 
 
-def test_the_end_of_the_tests_is_its_own(checkout: Path) -> None:
+def test_ci_exits_with_code_of_tests(checkout: Path) -> None:
     done = run(checkout, CODE="5", HOME="/proc/no home", TMPDIR=str(checkout.parent))
     assert done.returncode == 5
     assert "NOT tested" not in done.stdout
@@ -62,7 +62,7 @@ def test_the_end_of_the_tests_is_its_own(checkout: Path) -> None:
     assert sorted(path.name for path in checkout.parent.iterdir()) == ["checkout", "home"]
 
 
-def test_a_venv_that_cannot_be_moved_is_left_behind(checkout: Path) -> None:
+def test_ci_leaves_immovable_venv_behind(checkout: Path) -> None:
     python = checkout / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/sh\nexit 1\n")

@@ -38,7 +38,7 @@ end()
 
 
 @pytest.mark.cluster
-def test_the_examples_run_on_two_nodes(head: Head) -> None:
+def test_examples_run_on_two_nodes(head: Head) -> None:
     """All but accelerate's, which tests/launchers/test_accelerate.py runs."""
     (start,) = re.findall(r"```python train.py\n(.*?)```", START.read_text(), re.DOTALL)
     head.script("start.py", start.replace("epochs=5", "epochs=1"))
@@ -52,7 +52,7 @@ def test_the_examples_run_on_two_nodes(head: Head) -> None:
         assert last in command.text
 
 
-def test_each_example_is_named_by_its_page_and_there_are_no_others() -> None:
+def test_every_example_is_named_by_its_page() -> None:
     assert {path.name for path in EXAMPLES.glob("*.py")} == set(PAGES)
     for name, page in PAGES.items():
         text = (ROOT / "docs" / "coming-from" / f"{page}.md").read_text(encoding="utf-8")

@@ -22,12 +22,12 @@ def run(place: Path, *words: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA here")
-def test_without_cuda_it_says_so(tmp_path: Path) -> None:
+def test_gpu_checks_without_cuda_exit_3(tmp_path: Path) -> None:
     assert run(tmp_path) == (3, "", "there is no CUDA here: nothing was checked\n")
 
 
 @pytest.mark.slow
-def test_a_rehearsal_on_the_cpu(tmp_path: Path) -> None:
+def test_gpu_checks_rehearse_on_cpu(tmp_path: Path) -> None:
     code, table, _ = run(tmp_path, "--rehearse", "--only", "A LOSS with", "--json", "found.json")
     (seen,) = json.loads((tmp_path / "found.json").read_text())["checks"].values()
     assert (code, seen["good"]) == (0, True), table

@@ -78,7 +78,7 @@ def texts(tmp_path: Path) -> Path:
     return place
 
 
-def test_bytes_and_an_end_after_each_file(texts: Path, tmp_path: Path) -> None:
+def test_make_tokens_writes_bytes_and_end_tokens(texts: Path, tmp_path: Path) -> None:
     done = run("out.bin", "texts", "texts/c.md", place=tmp_path)
     assert done.returncode == 0, done.stderr
     header, found = read(tmp_path / "out.bin")
@@ -91,13 +91,13 @@ def test_bytes_and_an_end_after_each_file(texts: Path, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.bin", "texts"]
 
 
-def test_other_suffixes_and_the_answer_as_json(texts: Path, tmp_path: Path) -> None:
+def test_suffix_and_json_are_honoured(texts: Path, tmp_path: Path) -> None:
     done = run("out.bin", "texts", "--suffix", ".md", "--json", place=tmp_path)
     told = {"dtype": "uint16", "vocab_size": 257, "count": 6}
     assert json.loads(done.stdout) == {"path": "out.bin", "files": 1, **told}
 
 
-def test_long_documents_and_many_short_ones_come_whole(tmp_path: Path) -> None:
+def test_long_and_many_documents_are_whole(tmp_path: Path) -> None:
     """Also where a line is longer than what is read at a time, and its characters than a byte."""
     long = "é" * 900_001 + "\n" + "word " * 300_000
     lines = [f"document {number}" for number in range(2000)]
@@ -125,7 +125,7 @@ def test_long_documents_and_many_short_ones_come_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("size", "dtype"), [(65536, "uint16"), (65537, "uint32")])
-def test_a_large_vocabulary_needs_wide_numbers(texts: Path, size: int, dtype: str) -> None:
+def test_large_vocabulary_uses_wide_numbers(texts: Path, size: int, dtype: str) -> None:
     place = texts.parent
     (place / "t.json").write_text(str(size))
     (place / "tokenizers.py").write_text(STAND_IN)
@@ -164,7 +164,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_is_wrong_is_told_and_nothing_is_left(texts: Path, name: str) -> None:
+def test_invalid_input_leaves_nothing(texts: Path, name: str) -> None:
     place = texts.parent
     (place / "empty.txt").write_text("")
     (place / "old.bin").write_text("old")
@@ -186,13 +186,13 @@ def test_what_is_wrong_is_told_and_nothing_is_left(texts: Path, name: str) -> No
     assert (place / "old.bin").read_text() == "old"
 
 
-def test_a_file_that_exists_is_replaced_with_force(texts: Path, tmp_path: Path) -> None:
+def test_force_replaces_existing_file(texts: Path, tmp_path: Path) -> None:
     (tmp_path / "out.bin").write_text("old")
     assert run("out.bin", "texts", "--force", place=tmp_path).returncode == 0
     assert read(tmp_path / "out.bin")[0].count == 13
 
 
-def test_a_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "endless.txt")
     command = [sys.executable, str(SCRIPT), "out.bin", "endless.txt"]
     with (

@@ -32,7 +32,7 @@ def check_film(path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_docs_pictures_show_something() -> None:
+def test_pictures_of_docs_show_content() -> None:
     directory = ROOT / "docs" / "pictures"
     sizes = {path.name: path.stat().st_size for path in directory.iterdir()}
     assert {*sizes} == {
@@ -56,7 +56,7 @@ def test_the_docs_pictures_show_something() -> None:
 
 
 @pytest.mark.cluster
-def test_the_film_is_of_a_real_launch(
+def test_film_shows_real_launch(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a program that speaks as often as that of the page, and is done sooner."""

@@ -60,13 +60,13 @@ def clone(tmp_path: Path) -> Clone:
 
 
 @pytest.mark.parametrize("path", sorted(SCRIPTS.rglob("*.sh")), ids=lambda path: path.name)
-def test_bash_can_read_it(path: Path) -> None:
+def test_scripts_parse_and_are_executable(path: Path) -> None:
     assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
     sourced = path.name in ("setup.sh", "config_node.sh")
     assert sourced or os.access(path, os.X_OK)
 
 
-def test_the_venv_gets_torch_and_the_package_at_once_and_nothing_twice(clone: Clone) -> None:
+def test_setup_installs_torch_and_package_once(clone: Clone) -> None:
     clone.venv()
     first = clone.setup("need_venv")
     assert first.returncode == 0, first.stderr
@@ -78,7 +78,7 @@ def test_the_venv_gets_torch_and_the_package_at_once_and_nothing_twice(clone: Cl
     assert clone.calls("python in") == []
 
 
-def test_extras_and_new_dependencies_are_installed_once(clone: Clone) -> None:
+def test_setup_installs_extras_once(clone: Clone) -> None:
     clone.venv()
     # The file marks a torch that the machine's owner installed for GPUs.
     (clone.root / "has-torch").touch()
@@ -90,7 +90,7 @@ def test_extras_and_new_dependencies_are_installed_once(clone: Clone) -> None:
     assert ends == ["numpy -e .[test]", "-e .[test]"]
 
 
-def test_a_failing_pip_is_told_and_tried_again(clone: Clone) -> None:
+def test_setup_retries_failed_pip(clone: Clone) -> None:
     clone.venv()
     python = clone.root / ".venv/bin/python"
     fails = '#!/bin/sh\ncase "$*" in *" -e "*) exit 1;; esac\n'
@@ -102,7 +102,7 @@ def test_a_failing_pip_is_told_and_tried_again(clone: Clone) -> None:
 
 
 @pytest.mark.slow
-def test_a_fresh_clone_gets_a_venv(clone: Clone) -> None:
+def test_setup_makes_venv_in_fresh_clone(clone: Clone) -> None:
     failed = clone.setup("make_venv", PYTHON="none")
     assert (failed.returncode, failed.stdout) == (3, "")
     assert "setup: Python 3.10 or newer is needed" in failed.stderr
@@ -112,7 +112,7 @@ def test_a_fresh_clone_gets_a_venv(clone: Clone) -> None:
     assert made.stdout.splitlines()[-1].startswith(f"{clone.root}/.venv/")
 
 
-def test_packages_of_the_system_only_where_the_program_is_missing(clone: Clone) -> None:
+def test_setup_installs_missing_system_packages(clone: Clone) -> None:
     clone.stand_in(clone.bin / "apt-get")
     clone.stand_in(clone.bin / "id", "echo 0")
     assert clone.setup("need_apt sh dash").stdout == ""
@@ -122,7 +122,7 @@ def test_packages_of_the_system_only_where_the_program_is_missing(clone: Clone) 
     assert call.endswith(" one two")
 
 
-def test_who_is_not_root_is_told_what_to_ask_for(clone: Clone) -> None:
+def test_setup_without_root_names_packages(clone: Clone) -> None:
     clone.stand_in(clone.bin / "apt-get")
     clone.stand_in(clone.bin / "id", "echo 1000")
     done = clone.setup("need_apt no-such-program openssh-server; echo not reached")
@@ -135,7 +135,7 @@ def test_who_is_not_root_is_told_what_to_ask_for(clone: Clone) -> None:
     assert clone.calls("apt-get in") == []
 
 
-def test_the_demo_script_hands_its_arguments_on(clone: Clone) -> None:
+def test_demo_script_passes_arguments(clone: Clone) -> None:
     clone.venv()
     clone.stand_in(clone.bin / "sshd")
     done = clone.run("bash", str(clone.root / "scripts/demo.sh"), "--keep", "two words")
@@ -171,7 +171,7 @@ def test_test_sh_passes_markers_and_arguments_to_pytest(
     assert len(looked_at) == (0 if "--fast" in typed else 2)
 
 
-def test_master_launch_runs_at_the_top_of_the_repository(clone: Clone) -> None:
+def test_master_launch_script_runs_at_top_of_repository(clone: Clone) -> None:
     """The installed command with the hook, the arguments as they are, the environment as it is."""
     where = clone.root / ".venv/bin/master_launch"
     clone.stand_in(where, f'printf "%s\\n" "$CONFIG_FILE" "$MASTER_PORT" >>"{clone.log}"; exit 4')
@@ -195,7 +195,7 @@ def test_master_launch_runs_at_the_top_of_the_repository(clone: Clone) -> None:
     assert f"pip install -e '{clone.root}'" in missing.stderr
 
 
-def test_the_hook_as_it_comes_is_comments_alone() -> None:
+def test_shipped_hook_is_comments_alone() -> None:
     """Then no shell is started for it on any node."""
     from orchestrator.head.start.variables import read_hook
 

@@ -29,7 +29,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def test_it_has_the_pages_that_are_made_from_the_code(site: Path) -> None:
+def test_site_has_generated_pages(site: Path) -> None:
     commands = html.unescape((site / "commands.html").read_text(encoding="utf-8"))
     assert 'id="checkpoint"' in commands and "--max-restarts" in commands
     assert "[quick|full|none]" in commands and "\\|" not in commands

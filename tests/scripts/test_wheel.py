@@ -53,7 +53,7 @@ def setup_of(place: Path) -> dict[str, Any]:
     return runpy.run_path(str(place / "setup.py"), run_name="read")
 
 
-def test_the_version_is_that_of_git(tmp_path: Path) -> None:
+def test_version_comes_from_git(tmp_path: Path) -> None:
     """Of a tag, of a commit, of an edit; in a shallow clone, and where there is no git."""
     first, plain = tmp_path / "first", tmp_path / "plain"
     version = "orchestrator/common/version.py"
@@ -83,7 +83,7 @@ def test_the_version_is_that_of_git(tmp_path: Path) -> None:
     assert setup_of(inside)["VERSION"] == "3.4.0.dev0", "the commit is of what is around it"
 
 
-def test_the_readme_needs_no_clone() -> None:
+def test_readme_of_wheel_has_no_relative_links() -> None:
     readme = setup_of(ROOT)["readme"]
     relative = re.compile(r"\]\((?!https?:|#)")
     assert relative.search((ROOT / "README.md").read_text()), "nothing to prove"
@@ -117,7 +117,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return source, wheel
 
 
-def test_it_holds_all_that_is_used(packed: tuple[Path, Path], tmp_path: Path) -> None:
+def test_wheel_contains_everything_used(packed: tuple[Path, Path], tmp_path: Path) -> None:
     (source, wheel), library = packed, tmp_path / "library"
     with zipfile.ZipFile(wheel) as file:
         inside = {name for name in file.namelist() if name.startswith("orchestrator/")}
@@ -194,7 +194,7 @@ def shown_in_the_readme() -> set[str]:
     return typed | {"make docs"} | {word for cell in cells for word in re.findall("`(.+?)`", cell)}
 
 
-def test_every_command_of_the_readme_works_from_the_wheel_alone(
+def test_readme_commands_work_from_wheel(
     packed: tuple[Path, Path],
     tmp_path: Path,
     loopback_cluster: Callable[..., Cluster],

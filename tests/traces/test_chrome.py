@@ -18,7 +18,7 @@ CUDA = Path(__file__).parent / "cuda_rank_03.json"
 
 @pytest.mark.parametrize("piece", [7, 64, 1 << 20])
 @pytest.mark.parametrize("packed", [False, True])
-def test_pieces_of_any_size(
+def test_events_are_read_in_pieces_of_any_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, packed: bool
 ) -> None:
     text = CUDA.read_text().replace('"aten::mm"', '"aten::漢字 ]}, {"')
@@ -49,7 +49,7 @@ def test_pieces_of_any_size(
         ('{"x": {], "traceEvents": []}', "Expecting"),
     ],
 )
-def test_what_is_cut_off_is_told(tmp_path: Path, text: str, why: str) -> None:
+def test_truncated_trace_is_explained(tmp_path: Path, text: str, why: str) -> None:
     (path := tmp_path / "trace.json").write_text(text)
     with (
         pytest.raises(UsageError, match=f"trace.json is not a Chrome trace: .*{why}"),
@@ -58,9 +58,7 @@ def test_what_is_cut_off_is_told(tmp_path: Path, text: str, why: str) -> None:
         list(trace.events())
 
 
-def test_what_would_fill_the_memory_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oversized_trace_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "LARGEST_CHARACTERS", 1 << 12)
     monkeypatch.setattr(timeline, "PIECE_BYTES", 1 << 10)
     (path := tmp_path / "trace.json").write_text('{"traceEvents": [{"a": "' + "x" * (1 << 16))
@@ -72,13 +70,13 @@ def test_what_would_fill_the_memory_is_refused(
         list(trace.events())
 
 
-def test_an_error_of_the_reader_is_not_the_traces() -> None:
+def test_error_of_consumer_is_raised() -> None:
     with pytest.raises(OSError, match="disk full"), timeline.opened(CUDA) as trace:
         for _ in trace.events():
             raise OSError("disk full")
 
 
-def test_a_trace_of_a_gpu() -> None:
+def test_gpu_trace_is_divided() -> None:
     number, found = read(CUDA)
     assert (number, found.steps) == (3, 2)
     # The window spans the first to the last kernel.
@@ -98,7 +96,7 @@ def test_a_trace_of_a_gpu() -> None:
         ('"ts": "now"', "could not convert"),
     ],
 )
-def test_a_time_that_is_none_is_told(tmp_path: Path, times: str, why: str) -> None:
+def test_invalid_time_is_refused(tmp_path: Path, times: str, why: str) -> None:
     event = f'{{"ph": "X", "cat": "kernel", "name": "gemm", "tid": 7, {times}}}'
     (path := tmp_path / "trace.json").write_text(f'{{"traceEvents": [{event}]}}')
     with pytest.raises(UsageError, match=f"trace.json is not a Chrome trace: .*{why}"):

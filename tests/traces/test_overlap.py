@@ -37,7 +37,7 @@ def cells(intervals: list[tuple[float, float]]) -> set[int]:
 
 
 @given(INTERVALS)
-def test_merging_keeps_every_cell_once(intervals: list[tuple[float, float]]) -> None:
+def test_merge_keeps_every_cell_once(intervals: list[tuple[float, float]]) -> None:
     merged = merge(intervals)
     assert cells(merged) == cells(intervals)
     assert length(merged) == len(cells(intervals))
@@ -46,7 +46,7 @@ def test_merging_keeps_every_cell_once(intervals: list[tuple[float, float]]) -> 
 
 
 @given(INTERVALS, INTERVALS)
-def test_both_are_where_both_are(
+def test_intersect_keeps_common_cells(
     one: list[tuple[float, float]], other: list[tuple[float, float]]
 ) -> None:
     both = intersect(merge(one), merge(other))
@@ -111,7 +111,7 @@ def test_parts_add_up(
 # -- traces of GPUs, by hand ----------------------------------------------------------------------
 
 
-def test_a_gpu(tmp_path: Path) -> None:
+def test_gpu_timeline_is_divided(tmp_path: Path) -> None:
     found = read(
         tmp_path,
         event("ProfilerStep#7", 0, 5000, "user_annotation", tid=1),
@@ -150,13 +150,13 @@ def test_a_gpu(tmp_path: Path) -> None:
         ("rcclSomething(int)", {}, "rcclSomething"),
     ],
 )
-def test_which_collective(tmp_path: Path, name: str, args: dict[str, str], key: str) -> None:
+def test_collective_is_named(tmp_path: Path, name: str, args: dict[str, str], key: str) -> None:
     found = read(tmp_path, event(name, 0, 1000, **args))
     assert list(found.collectives) == [key]
     assert found.communication_ms == found.exposed_ms == 1
 
 
-def test_the_slowest_waits_least(tmp_path: Path) -> None:
+def test_straggler_waits_least(tmp_path: Path) -> None:
     """Four ranks in two groups. Rank 2 arrives 4 ms late each time; its partner in the group waits
     for it, and the ranks of the other group wait in the all-reduce across."""
 
@@ -194,7 +194,7 @@ def test_ranks_that_wait_in_turn_are_equal(tmp_path: Path) -> None:
     assert timeline.reading(found).endswith("no rank is slower than the others")
 
 
-def test_unequal_numbers_of_a_collective_are_not_compared(tmp_path: Path) -> None:
+def test_unequal_counts_are_not_compared(tmp_path: Path) -> None:
     one = read(tmp_path, event(GATHER, 0, 10), event(GATHER, 20, 9000), event(REDUCE, 0, 10))
     other = read(tmp_path, event(GATHER, 0, 10), event(REDUCE, 0, 10))
     found = timeline.compare({0: one, 1: other})
@@ -203,7 +203,7 @@ def test_unequal_numbers_of_a_collective_are_not_compared(tmp_path: Path) -> Non
     assert "not compared: AllGather" in timeline.to_text(found)
 
 
-def test_nothing_to_hide(tmp_path: Path) -> None:
+def test_text_without_communication_says_so(tmp_path: Path) -> None:
     alone = timeline.compare({0: read(tmp_path, event("gemm", 0, 1000))})
     assert timeline.to_text(alone, {0: "gpu01"}).splitlines() == [
         "rank       step  computing  exposed comm       data       idle     waited  ms per step",
@@ -217,7 +217,7 @@ def test_nothing_to_hide(tmp_path: Path) -> None:
 # -- traces of CPUs, by hand ----------------------------------------------------------------------
 
 
-def test_a_wait_within_an_operation_is_not_compute(tmp_path: Path) -> None:
+def test_wait_within_operation_is_not_compute(tmp_path: Path) -> None:
     """A node of the autograd graph starts a collective and waits for it in Python: only what is
     nested in it, and known to compute, counts."""
     cpu = {"cat": "cpu_op", "tid": 1}
@@ -271,7 +271,7 @@ def trace(rank: int, directory: Path) -> None:
         traced.export_chrome_trace(str(directory / f"{way}_{rank}.json"))
 
 
-def test_the_sleeping_rank_of_a_real_job_is_named(tmp_path: Path) -> None:
+def test_sleeping_rank_of_real_job_is_named(tmp_path: Path) -> None:
     pair.run(trace, tmp_path)
     for way in ("fsdp", "ddp"):
         paths = {rank: tmp_path / f"{way}_{rank}.json" for rank in (0, 1)}
@@ -291,7 +291,7 @@ def test_the_sleeping_rank_of_a_real_job_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"traceEvents": 3}', "\x1f\x8b", '{"ph": "X"}'])
-def test_what_is_no_trace(tmp_path: Path, text: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     for name in ("a.json", "a.json.gz"):
         path = tmp_path / name
         path.write_text(text)

@@ -44,11 +44,11 @@ tracker.close()
 """
 
 
-def test_the_config_and_the_trainer_know_the_same() -> None:
+def test_known_trackers_match_config() -> None:
     assert tuple(KNOWN) == schema.TRACKERS
 
 
-def test_tensorboard_keeps_the_attempt_that_went_on(tmp_path: Path) -> None:
+def test_tensorboard_drops_steps_of_earlier_attempt(tmp_path: Path) -> None:
     for step, last in ((0, 5), (3, 6)):  # the first got to 5, the second went on from 3
         tracker = TensorBoard(Curves("f00d", "our run", step, tmp_path))
         for number in range(step + 1, last + 1):
@@ -65,7 +65,7 @@ def test_tensorboard_keeps_the_attempt_that_went_on(tmp_path: Path) -> None:
 
 
 @given(st.text("ab./_ \u00e9<", max_size=8))
-def test_mlflow_takes_any_name(name: str) -> None:
+def test_mlflow_name_is_made_valid(name: str) -> None:
     # MLflow's own rule decides.
     own = accepted(name)
     assert re.fullmatch(r"[\w./ -]+", own)
@@ -76,7 +76,7 @@ def test_mlflow_takes_any_name(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_run_that_goes_on_has_its_curves_again(tmp_path: Path, name: str) -> None:
+def test_resumed_run_continues_curves(tmp_path: Path, name: str) -> None:
     pytest.importorskip(name)
     environment = here(tmp_path)
     options = {"mlflow": {"experiment_name": "e"}}.get(name, {})
@@ -113,7 +113,7 @@ class FakeClient:
         return [point for point in self.points if point.key == key]
 
 
-def test_mlflow_keeps_the_first_value_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_keeps_first_value_of_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first attempt got to 5 and had no time for its epoch, the second went on from 3."""
     client = FakeClient()
     module, entities = ModuleType("mlflow"), ModuleType("mlflow.entities")
@@ -143,7 +143,7 @@ def test_mlflow_keeps_the_first_value_of_a_step(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
-def test_mlflow_without_a_database_writes_files(
+def test_mlflow_without_database_writes_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As mlflow-skinny is, which `[trackers]` installs: its own default cannot be opened."""
@@ -232,7 +232,7 @@ class Strict:
     def close(self) -> None: ...
 
 
-def test_an_option_that_a_tracker_does_not_know_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_option_of_tracker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KNOWN, "strict", Known(Strict, "json", "json"))
     assert isinstance(opened("strict", Curves("a"), {"project": "p"}), Strict)
     with pytest.raises(UsageError, match=r"strict could not be opened: .*'projekt'"):

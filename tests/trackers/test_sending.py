@@ -31,7 +31,7 @@ class Slow:
         self.closed = True
 
 
-def test_values_wait_for_a_slow_one_and_no_more_than_there_is_room(
+def test_queue_of_slow_tracker_is_bounded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(known, "WAITING_LINES", 3)
@@ -50,7 +50,7 @@ def test_values_wait_for_a_slow_one_and_no_more_than_there_is_room(
     assert slow.closed
 
 
-def test_one_that_fails_is_left_alone_and_said_once() -> None:
+def test_failing_tracker_is_reported_once() -> None:
     slow, said = Slow(), list[str]()
     to = Sending("slow", lambda: slow, said.append)
     slow.may.release(9)
@@ -63,7 +63,7 @@ def test_one_that_fails_is_left_alone_and_said_once() -> None:
     assert slow.heard == []
 
 
-def test_the_end_waits_for_a_while_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_waits_for_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "LAST_SECONDS", 0.05)
     slow, said = Slow(), list[str]()
     to = Sending("slow", lambda: slow, said.append)
@@ -89,7 +89,7 @@ def raises(error: BaseException) -> Callable[[], Slow]:
         (OSError(), "OSError"),
     ],
 )
-def test_one_that_cannot_be_opened_costs_one_warning(error: BaseException, said: str) -> None:
+def test_tracker_that_cannot_open_costs_one_warning(error: BaseException, said: str) -> None:
     heard = list[str]()
     to = Sending("shut", raises(error), heard.append)
     to.wait_open()
@@ -99,7 +99,7 @@ def test_one_that_cannot_be_opened_costs_one_warning(error: BaseException, said:
     assert to.failed and to.sent == 0
 
 
-def test_an_option_that_it_does_not_know_is_the_users_to_mend() -> None:
+def test_usage_error_of_tracker_is_raised() -> None:
     heard = list[str]()
     to = Sending("strict", raises(UsageError("no such option")), heard.append)
     with pytest.raises(UsageError, match="no such option"):
@@ -107,7 +107,7 @@ def test_an_option_that_it_does_not_know_is_the_users_to_mend() -> None:
     assert heard == []
 
 
-def test_one_that_does_not_open_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracker_that_opens_late_delays_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(known, "LAST_SECONDS", 0.05)
     may, slow, heard = threading.Event(), Slow(), list[str]()
 

@@ -16,14 +16,14 @@ from orchestrator.records.metrics.curves import Curve, FileSums
 from tests.records.metrics.test_points import write
 
 
-def test_few_lines_are_points_as_they_are(tmp_path: Path) -> None:
+def test_few_lines_are_kept_as_points(tmp_path: Path) -> None:
     path = write(tmp_path / "m", *[{"step": step, "loss": 2.0 / step} for step in (1, 5, 10)])
     curve = curves.curves(path, 100)["loss"]
     assert curve.steps == [1, 5, 10]
     assert curve.means == curve.lows == curve.highs == [2.0, 0.4, 0.2]
 
 
-def test_of_many_lines_every_point_keeps_its_range(tmp_path: Path) -> None:
+def test_many_lines_keep_range_per_point(tmp_path: Path) -> None:
     losses = [1.0] * 10_000
     # A spike of one step must not get lost.
     losses[4_321] = 99.0
@@ -37,7 +37,7 @@ def test_of_many_lines_every_point_keeps_its_range(tmp_path: Path) -> None:
     assert curve.means[at] == pytest.approx(1 + 98 / 128)
 
 
-def test_what_is_no_number_or_no_line_is_passed_over(tmp_path: Path) -> None:
+def test_invalid_lines_and_values_are_skipped(tmp_path: Path) -> None:
     path = tmp_path / "m"
     path.write_bytes(
         b'{"step": 1, "loss": null, "ok": true, "name": "x", "lr": 0.5}\n'
@@ -48,12 +48,12 @@ def test_what_is_no_number_or_no_line_is_passed_over(tmp_path: Path) -> None:
     assert curves.curves(path, 10)["lr"].steps == [1, 4]
 
 
-def test_names_without_end_are_not_kept(tmp_path: Path) -> None:
+def test_number_of_names_is_bounded(tmp_path: Path) -> None:
     path = write(tmp_path / "m", *[{"step": 1, **{f"m{i}": i for i in range(500)}}])
     assert len(curves.curves(path, 10)) == curves.MOST_NAMES
 
 
-def test_very_long_names_are_cut_and_stay_apart(tmp_path: Path) -> None:
+def test_long_names_are_cut_and_stay_distinct(tmp_path: Path) -> None:
     first, second = "x" * 5000 + "/a", "x" * 5000 + "/b"
     path = write(tmp_path / "m", *[{"step": step, first: 1.0, second: 2.0} for step in (1, 2)])
     found = curves.curves(path, 10)
@@ -64,7 +64,9 @@ def test_very_long_names_are_cut_and_stay_apart(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.binary(max_size=60), max_size=20))
-def test_any_bytes_are_curves(tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]) -> None:
+def test_curves_survive_any_bytes(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[bytes]
+) -> None:
     path = tmp_path_factory.mktemp("any") / "rank_00_metrics.jsonl"
     path.write_bytes(b"\n".join([*parts, b'{"step": 7, "x": 1}\n']))
     found = curves.curves(path, 10)
@@ -85,7 +87,7 @@ def read(sums: FileSums) -> Curve:
 
 
 @given(st.lists(st.lists(st.integers(0, 3000), min_size=1), min_size=1, max_size=5))
-def test_pieces_are_the_same_as_the_whole(pieces: list[list[int]]) -> None:
+def test_incremental_read_equals_whole_read(pieces: list[list[int]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "metrics"
         grown = FileSums(path, 16)
@@ -97,7 +99,7 @@ def test_pieces_are_the_same_as_the_whole(pieces: list[list[int]]) -> None:
         assert max(found.highs) == max(step % 7 for steps in pieces for step in steps)
 
 
-def test_a_run_that_goes_back_is_read_again(tmp_path: Path) -> None:
+def test_truncated_or_replaced_file_is_reread(tmp_path: Path) -> None:
     path = tmp_path / "metrics"
     append(path, range(2000))
     grown = FileSums(path, 16)
@@ -113,7 +115,7 @@ def test_a_run_that_goes_back_is_read_again(tmp_path: Path) -> None:
     assert read(grown).steps[0] > 5000 and grown.replaced == 2
 
 
-def test_a_file_that_may_not_be_read_or_is_gone_is_empty(tmp_path: Path) -> None:
+def test_unreadable_file_is_empty(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/passwd")
     for name in ("none", "link"):
         assert read(FileSums(tmp_path / name)) == Curve()

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.records.metrics.lines import GrowingFile
 
 
-def test_a_file_that_grows_gives_whole_lines(tmp_path: Path) -> None:
+def test_growing_file_yields_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     added = GrowingFile(path)
     assert added.read() == []
@@ -26,16 +26,14 @@ def test_a_file_that_grows_gives_whole_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("odd", ["nonsense", '{"b": 2}, {"c": 3}', "5", '{"b": [1', "[" * 10**5])
-def test_a_line_that_is_none_takes_no_other_with_it(tmp_path: Path, odd: str) -> None:
+def test_invalid_line_hides_no_other(tmp_path: Path, odd: str) -> None:
     path = tmp_path / "lines"
     path.write_text(f'{{"a": 1}}\n{odd}\n\n{{"a": 2}}\n2]}}\n{{"a": 3}}\n')
     assert GrowingFile(path).read() == [{"a": 1}, {"a": 2}, {"a": 3}]
 
 
 @pytest.mark.parametrize("more", [0, 1, 50])
-def test_a_file_that_was_cut_off_and_grew_again_is_read_from_its_beginning(
-    tmp_path: Path, more: int
-) -> None:
+def test_truncated_file_is_read_from_beginning(tmp_path: Path, more: int) -> None:
     """Also where it is as long as it was, or longer."""
     path = tmp_path / "lines"
     path.write_bytes(b'{"a": 1}\n{"a": 2}\n')

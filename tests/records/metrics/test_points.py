@@ -32,7 +32,7 @@ def write(path: Path, *lines: dict[str, Any], end: str = "") -> Path:
         ([{"acc": 1, "n": 1}, {"loss": 2, "n": 2}], "", {"acc": 1, "loss": 2, "n": 2}),
     ],
 )
-def test_each_value_is_the_last_one(
+def test_last_merges_newest_values(
     tmp_path: Path, lines: list[dict[str, Any]], end: str, expected: dict[str, Any]
 ) -> None:
     assert last(write(tmp_path / "m", *lines, end=end)).line == expected
@@ -45,11 +45,11 @@ def test_each_value_is_the_last_one(
         *((step, None) for step in (-3, 7.5, 10**30, 1 << 53, float("nan"), True, "7", None)),
     ],
 )
-def test_what_can_be_counted_is_a_step(step: Any, expected: int | None) -> None:
+def test_step_is_a_countable_number(step: Any, expected: int | None) -> None:
     assert Point({"step": step}).step == expected
 
 
-def test_no_more_than_the_end_is_read(tmp_path: Path) -> None:
+def test_last_reads_end_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "m", {"far": 1}, {"x": "y" * END_BYTES}, {"near": 2})
     assert last(path).line == {"near": 2}
     (tmp_path / "link").symlink_to(path)

@@ -24,7 +24,7 @@ NONSENSE = [
 ]  # fmt: skip
 
 
-def test_samples_and_what_is_none(tmp_path: Path) -> None:
+def test_last_skips_invalid_samples(tmp_path: Path) -> None:
     path = tmp_path / "node_00_metrics.jsonl"
     written = [
         json.dumps(line) for line in (ABOUT, {"time": 2.0, **LINE}, {"time": 3, "cause": "x"})
@@ -39,7 +39,7 @@ def test_samples_and_what_is_none(tmp_path: Path) -> None:
     assert samples.machine(tmp_path / "none") == samples.AttemptMachine()
 
 
-def test_files_of_attempts_stand_in_their_order(tmp_path: Path) -> None:
+def test_every_orders_files_by_attempt(tmp_path: Path) -> None:
     for name in ("node_00_metrics_10", "node_00_metrics_2", "node_00_metrics", "node_01_metrics"):
         (tmp_path / f"{name}.jsonl").touch()
     (tmp_path / "rank_00_metrics.jsonl").touch()
@@ -69,7 +69,7 @@ def test_events_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(events.read()) == 2, "what was told stays, each once"
 
 
-def test_the_last_samples_are_those_with_a_whole_line(tmp_path: Path) -> None:
+def test_last_returns_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "grows"
     assert not samples.last(path, 3)
     with path.open("a") as file:

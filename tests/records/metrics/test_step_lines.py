@@ -12,7 +12,7 @@ from tests.records.metrics.trainer_lines import TRAINERS, Trainer
 
 
 @pytest.mark.parametrize("trainer", TRAINERS, ids=lambda trainer: trainer.name)
-def test_the_curves_of_a_trainer_are_right(trainer: Trainer) -> None:
+def test_step_reader_reads_every_trainers_log(trainer: Trainer) -> None:
     reader, loss, val_loss = StepReader(), {}, {}
     for line in trainer.lines:
         read = reader.values(line)
@@ -70,7 +70,7 @@ def test_the_curves_of_a_trainer_are_right(trainer: Trainer) -> None:
         ("Epoch 3 loss 0.4", {}),
     ],
 )
-def test_a_line_of_a_program(line: str, told: dict[str, Any]) -> None:
+def test_step_reader_reads_line(line: str, told: dict[str, Any]) -> None:
     assert StepReader().values(line) == told
 
 
@@ -95,13 +95,13 @@ def test_a_line_of_a_program(line: str, told: dict[str, Any]) -> None:
         ("Map: 100%|####| 500/500 [00:00<00:00, 20000 examples/s]", "loss 0.3", {}),
     ],
 )
-def test_a_loss_below_the_step_it_is_of(before: str, line: str, told: dict[str, Any]) -> None:
+def test_loss_on_next_line_belongs_to_step(before: str, line: str, told: dict[str, Any]) -> None:
     place = StepReader()
     assert place.values(before) == {}
     assert place.values(line) == told
 
 
-def test_epochs_that_count_from_zero() -> None:
+def test_epochs_from_zero_give_global_steps() -> None:
     place = StepReader()
     steps = [
         place.values(f"epoch {epoch}/2 batch {batch}/4 loss 1")["step"]
@@ -111,7 +111,7 @@ def test_epochs_that_count_from_zero() -> None:
     assert steps == [0, 3, 4, 7]
 
 
-def test_no_line_of_a_log_keeps_the_head_from_its_work() -> None:
+def test_long_line_is_parsed_quickly() -> None:
     """Some patterns would try such a line for ever, in all the ways in which it can be split."""
     parts = ("loss_a", "loss/a", "_a", "a.", " ", "1", "1,", "[ 1/ 2 ", "1%|")
     parts += ("step 1 of ", "epoch(")

@@ -15,7 +15,7 @@ def write(outputs: Path, rank: int, trainer: int, text: str = '{"step": 1}\n') -
     return path
 
 
-def test_files_are_found_by_trainer_and_rank(tmp_path: Path) -> None:
+def test_measured_groups_files_by_trainer_and_rank(tmp_path: Path) -> None:
     for rank, trainer in ((10, 1), (2, 1), (0, 10), (0, 2), (128, 2)):
         write(tmp_path, rank, trainer)
     (tmp_path / "rank_03_metrics.jsonl").symlink_to("/etc/passwd")
@@ -35,16 +35,16 @@ def test_files_are_found_by_trainer_and_rank(tmp_path: Path) -> None:
         *("rank_\u0660\u0660_metrics.jsonl", "rank_00_metrics_a.jsonl", ".rank_00_metrics.jsonl"),
     ],
 )
-def test_each_file_has_one_name(name: str) -> None:
+def test_of_name_refuses_other_names(name: str) -> None:
     assert trainers.of_name(name) is None
 
 
 @pytest.mark.parametrize("pair", [(1, 0), (2, 0), (17, 123)])
-def test_a_name_tells_what_it_was_made_of(pair: tuple[int, int]) -> None:
+def test_of_name_inverts_file_name(pair: tuple[int, int]) -> None:
     assert trainers.of_name(trainers.file_name(pair[1], pair[0])) == pair
 
 
-def test_the_newest_is_the_last_that_has_measured_something(tmp_path: Path) -> None:
+def test_newest_is_last_trainer_with_metrics(tmp_path: Path) -> None:
     assert trainers.newest(tmp_path) == {}
     first = write(tmp_path, 0, 1, "")
     assert trainers.newest(tmp_path) == {0: first}

@@ -40,7 +40,7 @@ def site(tmp_path: Path) -> Site:
 
 
 @pytest.mark.parametrize("path", ["/", f"/experiment/{RUN}", "/static/page.js", "/compare?e=x"])
-def test_without_the_token_nothing_is_shown(site: Site, path: str) -> None:
+def test_requests_without_token_are_refused(site: Site, path: str) -> None:
     wrong = [{}, {"cookie": f"{site.guard.cookie}=x"}, {"authorization": "Bearer \u00e9"}]
     for headers in wrong:
         got = site.ask(path, headers=headers)
@@ -62,7 +62,7 @@ NAMES = (
     "route",
     ["/{}", "/experiment/{}", "/experiment/{}/stop", "/static/{}", "/compare?e={}", "/?token={}"],
 )
-def test_no_name_in_an_address_is_a_defect_or_leads_out(site: Site, route: str) -> None:
+def test_invalid_names_are_refused_without_traceback(site: Site, route: str) -> None:
     experiment(site.root / RUN)
     secret = experiment(site.root.parent / "secret_20260101_000000")
     (site.root / "link_20260101_000000").symlink_to(secret.path)
@@ -73,7 +73,7 @@ def test_no_name_in_an_address_is_a_defect_or_leads_out(site: Site, route: str) 
             assert "hello from" not in got.text
 
 
-def test_the_token_becomes_a_cookie(site: Site) -> None:
+def test_token_becomes_cookie(site: Site) -> None:
     got = site.ask(f"/?token={site.guard.token}")
     cookie = got.headers["set-cookie"]
     assert got.code == 200 and "HttpOnly" in cookie and "SameSite=strict" in cookie
@@ -84,7 +84,7 @@ def test_the_token_becomes_a_cookie(site: Site) -> None:
     assert "url=/evil.example/x" in got.text
 
 
-def test_every_answer_has_the_policy(site: Site) -> None:
+def test_every_answer_has_security_headers(site: Site) -> None:
     for got in (site.get("/"), site.get("/nothing"), site.ask("/")):
         assert "script-src 'self'" in got.headers["content-security-policy"]
         assert "unsafe" not in got.headers["content-security-policy"]
@@ -95,7 +95,7 @@ def test_every_answer_has_the_policy(site: Site) -> None:
 # -- stop -------------------------------------------------------------------------------------
 
 
-def test_a_stop_runs_no_file_of_the_directory_and_takes_no_name_for_an_option(
+def test_stop_runs_no_local_file_and_takes_no_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('a file of the directory was run')")
@@ -120,7 +120,9 @@ def test_a_stop_runs_no_file_of_the_directory_and_takes_no_name_for_an_option(
         ("", {"authorization": "Bearer TOKEN"}, 303),
     ],
 )
-def test_who_may_stop_a_job(site: Site, form: str, headers: dict[str, str], code: int) -> None:
+def test_stop_needs_form_token_or_bearer(
+    site: Site, form: str, headers: dict[str, str], code: int
+) -> None:
     experiment(site.root / RUN, steps=0, **RUNNING)
     body = b"form=" + (site.guard.derived(form).encode() if form else b"")
     given = {name: value.replace("TOKEN", site.guard.token) for name, value in headers.items()}
@@ -132,7 +134,7 @@ def test_who_may_stop_a_job(site: Site, form: str, headers: dict[str, str], code
     assert site.get(path).code == 405  # a link, a picture
 
 
-def test_what_is_over_is_not_stopped(site: Site) -> None:
+def test_ended_job_cannot_be_stopped(site: Site) -> None:
     experiment(site.root / RUN, steps=0)
     bearer = {"authorization": f"Bearer {site.guard.token}"}
     assert site.ask(f"/experiment/{RUN}/stop", "POST", bearer).code == 409
@@ -142,7 +144,7 @@ def test_what_is_over_is_not_stopped(site: Site) -> None:
 # -- what is there ----------------------------------------------------------------------------
 
 
-def test_every_kind_of_experiment(site: Site) -> None:
+def test_every_kind_of_experiment_is_shown(site: Site) -> None:
     assert "There is no experiment here yet" in site.get("/").text
     site = Site(site.root)
     experiment(site.root / "a_20260101_000000")
@@ -170,7 +172,7 @@ def test_every_kind_of_experiment(site: Site) -> None:
     assert site.get(f"/compare?{many}").code == site.get("/compare").code == 400
 
 
-def test_one_that_makes_no_sense_hides_no_other(site: Site) -> None:
+def test_damaged_experiment_hides_no_other(site: Site) -> None:
     experiment(site.root / "a_20260101_000000")
     experiment(site.root / "b_20260102_000000", state="failed", verdict={"title": 5})
     told = experiment(site.root / "c_20260103_000000", **RUNNING)
@@ -182,7 +184,7 @@ def test_one_that_makes_no_sense_hides_no_other(site: Site) -> None:
     assert all(f"{name}_2026010" in words for name in "abc")
 
 
-def test_nothing_that_a_node_says_becomes_html(site: Site) -> None:
+def test_text_of_nodes_is_escaped(site: Site) -> None:
     made = experiment(site.root / RUN, steps=20, state="failed", verdict={**CAUSE, "title": EVIL})
     record = made.read_record()
     nodes = [dataclasses.replace(node, name=EVIL, state=EVIL) for node in record.nodes]
@@ -204,7 +206,7 @@ def test_nothing_that_a_node_says_becomes_html(site: Site) -> None:
 # -- while it grows ---------------------------------------------------------------------------
 
 
-def test_what_is_appended_is_seen_and_what_stays_is_sent_once(site: Site) -> None:
+def test_new_data_is_served_and_unchanged_is_not_resent(site: Site) -> None:
     made = experiment(site.root / RUN, steps=5, **RUNNING)
     path = f"/experiment/{RUN}"
     first = site.get(path)
@@ -222,7 +224,7 @@ def test_what_is_appended_is_seen_and_what_stays_is_sent_once(site: Site) -> Non
     assert site.get(path).code == 404
 
 
-def test_nothing_grows_without_bound(site: Site) -> None:
+def test_number_of_cached_pages_is_bounded(site: Site) -> None:
     names = [f"r{i}_20260101_{i:06d}" for i in range(MOST_PAGES + 5)]
     for name in names:
         experiment(site.root / name, steps=0)
@@ -230,7 +232,7 @@ def test_nothing_grows_without_bound(site: Site) -> None:
     assert len(site.board.pages) == MOST_PAGES
 
 
-def test_a_host_that_is_none_and_a_port_that_is_taken_are_sentences() -> None:
+def test_invalid_host_or_taken_port_is_refused() -> None:
     for host in ("a..b", "x" * 70, "999.1.1.1"):
         with pytest.raises(UsageError, match=f"--host {re.escape(host)}: "):
             listen(host, 0)

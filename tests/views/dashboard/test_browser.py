@@ -39,7 +39,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
         command.process.kill()
 
 
-def test_the_command_line_of_the_browser_has_no_token(tmp_path: Path) -> None:
+def test_browser_command_line_has_no_token(tmp_path: Path) -> None:
     """All users of this machine can read it, and the token shows and stops jobs."""
     (program := tmp_path / "program").write_text('#!/bin/sh\necho "opens $1"\n')
     program.chmod(0o755)
@@ -60,7 +60,7 @@ def test_the_command_line_of_the_browser_has_no_token(tmp_path: Path) -> None:
         command.process.kill()
 
 
-def test_live_by_keys_in_light_and_dark(served: tuple[Path, str], tmp_path: Path) -> None:
+def test_page_updates_and_works_by_keys(served: tuple[Path, str], tmp_path: Path) -> None:
     root, url = served
     with Browser(tmp_path) as browser:
         browser.look(390, 800, dark=True)

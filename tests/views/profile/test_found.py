@@ -57,7 +57,7 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_newest_profile_is_taken(tmp_path: Path) -> None:
+def test_newest_profile_is_taken(tmp_path: Path) -> None:
     for age, name in ((30, "step_00000010"), (10, "step_00000002"), (20, "")):
         (tmp_path / name).mkdir(exist_ok=True)
         path = tmp_path / name / "rank_00.json.gz"
@@ -74,7 +74,7 @@ def test_two_traces_of_one_rank_are_refused(directory: Path) -> None:
         command.read(command.paths_in(directory))
 
 
-def test_a_host_of_a_node_cannot_break_the_table(tmp_path: Path) -> None:
+def test_host_name_of_node_is_cleaned(tmp_path: Path) -> None:
     about = {"rank": 0, "host": "a\x01\ud800<b>"}
     event = {"ph": "X", "cat": "kernel", "name": "gemm", "tid": 7, "ts": 1, "dur": 2}
     text = json.dumps({"orchestrator": about, "traceEvents": [event]})

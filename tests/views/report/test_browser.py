@@ -61,7 +61,7 @@ def undo(kind: int, row: bytearray, above: bytes, each: int) -> None:
             row[i] = (row[i] + nearest) & 255
 
 
-def test_the_charts_are_drawn_in_light_and_dark(tmp_path: Path) -> None:
+def test_charts_are_drawn_in_light_and_dark(tmp_path: Path) -> None:
     made = [experiment(tmp_path / name, steps=3000) for name in ("one", "two")]
     with Browser(tmp_path) as browser:
         for dark, width, chosen, line, paper in (

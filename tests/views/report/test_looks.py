@@ -14,7 +14,7 @@ from tests.views.report.reports import experiment, sample_machines
 # How light reaches an eye that lacks one kind of cone (Machado, Oliveira and Fernandes, 2009).
 
 
-def test_a_run_has_one_color_in_all_charts_and_a_metric_one_dash(tmp_path: Path) -> None:
+def test_run_has_one_color_and_metric_one_dash(tmp_path: Path) -> None:
     both = [experiment(tmp_path / name, steps=20) for name in ("one", "two")]
     for made in both:
         sample_machines(made)
@@ -33,7 +33,7 @@ def test_a_run_has_one_color_in_all_charts_and_a_metric_one_dash(tmp_path: Path)
     assert {line.color for chart in charts.of_machines(told) for line in chart.lines} == {0, 1}
 
 
-def test_from_the_fifth_line_on_dashes_help(tmp_path: Path) -> None:
+def test_fifth_line_is_dashed(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=0, ranks=4)
     sample_machines(made, nodes=6)
     lines = charts.of_machines([run_data.read_run_data(made)])[0].lines
@@ -54,7 +54,7 @@ def test_steps_have_a_time(tmp_path: Path) -> None:
     [("loss", "least"), ("val_loss", "least"), ("step_ms", "least"), ("val/acc", "most"),
      ("tokens_per_s", "most"), ("top1", "most"), ("lr", ""), ("glossary", "")],
 )  # fmt: skip
-def test_which_value_is_the_best(name: str, better: str) -> None:
+def test_better_is_decided_by_metric_name(name: str, better: str) -> None:
     assert charts.better(name) == better
 
 
@@ -63,7 +63,7 @@ def add(made: Experiment, **line: object) -> None:
         file.write(json.dumps({"rank": 0, **line}) + "\n")
 
 
-def test_what_is_counted_is_said(tmp_path: Path) -> None:
+def test_speed_names_its_unit(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=5)
     add(made, step=6, step_ms=1.0, tokens=600, tokens_per_s=1000.0, unit="samples")
     text = page.page([run_data.read_run_data(made)], {})
@@ -80,7 +80,7 @@ def sized(path: Path, ranks: int, speed: float, **more: float) -> Experiment:
     return made
 
 
-def test_sizes_are_compared_by_what_a_rank_contributes(tmp_path: Path) -> None:
+def test_sizes_are_compared_per_rank(tmp_path: Path) -> None:
     runs = [sized(tmp_path / "large", 8, 6000.0), sized(tmp_path / "small", 2, 2000.0)]
     headings, rows = page.runs([run_data.read_run_data(each, 1) for each in runs], {})
     at = headings.index("per second and rank")

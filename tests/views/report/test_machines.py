@@ -15,7 +15,7 @@ from tests.views.report.reports import STARTED, experiment, line, sample_machine
 from tests.views.report.test_page import drawn, parts_of
 
 
-def test_a_foreign_script_has_the_curves_of_its_machines(tmp_path: Path) -> None:
+def test_job_without_metrics_has_machine_curves(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=0)
     sample_machines(made)
     parts = parts_of(made)
@@ -32,7 +32,7 @@ def test_a_foreign_script_has_the_curves_of_its_machines(tmp_path: Path) -> None
     assert 42 in [mark.get("seconds") for mark in drawn(parts)["marks"] if mark.get("bad")]
 
 
-def test_of_many_nodes_there_is_a_range(tmp_path: Path) -> None:
+def test_many_nodes_are_drawn_as_range(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=0)
     sample_machines(made, nodes=20)
     (line,) = charts.of_machines([run_data.read_run_data(made)])[0].lines
@@ -40,7 +40,7 @@ def test_of_many_nodes_there_is_a_range(tmp_path: Path) -> None:
     assert (line.curve.lows[-2], line.curve.highs[-2]) == (0.7, 0.9)
 
 
-def test_a_long_stream_is_read_at_some_places_only(tmp_path: Path) -> None:
+def test_long_stream_is_sampled(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=0)
     path = made.path / "outputs/node_00_metrics.jsonl"
     with path.open("w") as file:
@@ -54,7 +54,7 @@ def test_a_long_stream_is_read_at_some_places_only(tmp_path: Path) -> None:
     assert None not in row and row == sorted(row, key=lambda value: value or 0)
 
 
-def test_events_of_steps_are_placed_on_the_time(tmp_path: Path) -> None:
+def test_step_events_are_placed_in_time(tmp_path: Path) -> None:
     known = {"cause": "slow compute", "rank": 2, "node": 1}
     slow = [
         {**known, "step": 20, "text": "rank 2 is slow"},
@@ -72,7 +72,7 @@ def test_events_of_steps_are_placed_on_the_time(tmp_path: Path) -> None:
     assert "at an unknown time" not in dict(found)
 
 
-def test_the_cause_is_told_whatever_many_machines_say(tmp_path: Path) -> None:
+def test_cause_is_shown_despite_many_machine_events(tmp_path: Path) -> None:
     cause = {
         **{"node": 1, "node_name": "beta", "rank": 3, "time": STARTED + 59, "kind": "exception"},
         **{"message": "ValueError: 3", "traceback": "", "where": "", "title": "an exception"},
@@ -91,7 +91,7 @@ def test_the_cause_is_told_whatever_many_machines_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 86400.0 * 30, 0.0])
-def test_what_rank_0_tells_is_placed_whatever_its_clock_says(tmp_path: Path, ahead: float) -> None:
+def test_events_of_rank_0_are_corrected_for_clock(tmp_path: Path, ahead: float) -> None:
     made = experiment(tmp_path / "x", ranks=2, steps=0)
     record = made.read_record()
     first, second = record.nodes
@@ -111,7 +111,7 @@ def test_what_rank_0_tells_is_placed_whatever_its_clock_says(tmp_path: Path, ahe
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 86400.0 * 30, 0.0])
-def test_a_wrong_clock_is_put_right(tmp_path: Path, ahead: float) -> None:
+def test_wrong_node_clock_is_corrected(tmp_path: Path, ahead: float) -> None:
     made = experiment(tmp_path / "x", steps=0)
     record = made.read_record()
     first, second = record.nodes

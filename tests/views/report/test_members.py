@@ -42,7 +42,7 @@ def html(journal: Journal) -> str:
     return page.page_of_members(members.read(journal))
 
 
-def test_the_best_is_first(tmp_path: Path) -> None:
+def test_best_member_is_first(tmp_path: Path) -> None:
     values = [{"lr": "1e-4"}, {"lr": "1e-3"}, {"lr": "1e-2"}, {"lr": "1"}]
     read = members.read(swept(tmp_path, values, ENDS))
     assert [member.member for member in read.every] == [2, 0, 1, 3]
@@ -54,7 +54,7 @@ def test_the_best_is_first(tmp_path: Path) -> None:
     assert [member.member for member in most.every] == [0, 2, 1, 3]
 
 
-def test_the_best_so_far_only_gets_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_so_far_never_worsens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(100, 1000, 10))
     monkeypatch.setattr(journals.time, "time", lambda: next(clock))
     ends = [("done", 3.0), ("done", 4.0), ("failed", None), ("done", 1.0)]
@@ -75,7 +75,7 @@ def test_the_best_so_far_only_gets_better(tmp_path: Path, monkeypatch: pytest.Mo
     ],
     ids=["two", "none that is done", "command lines without a metric", "nothing yet"],
 )
-def test_any_sweep_has_a_page(
+def test_every_sweep_has_a_page(
     tmp_path: Path, values: Any, ends: Any, metric: str, figures: int
 ) -> None:
     text = html(swept(tmp_path, values, ends, "least" if metric else "", metric))
@@ -83,7 +83,7 @@ def test_any_sweep_has_a_page(
     assert HOSTILE not in text and text.count("<script") == 2 and " style=" not in text
 
 
-def test_the_command_finds_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_finds_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     journal = swept(tmp_path, [{"lr": "1"}], ENDS)
     where = Where(experiments=tmp_path)
     assert command.report(where, [journal.name], out=None, opened=False) == 0
@@ -91,7 +91,7 @@ def test_the_command_finds_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize("line", ['{"member": "x"}', '{"member": 1, "at": -1}', "[]", "no JSON"])
-def test_a_journal_that_was_changed_is_refused(tmp_path: Path, line: str) -> None:
+def test_changed_journal_is_refused(tmp_path: Path, line: str) -> None:
     journal = swept(tmp_path, [{"lr": "1"}], ENDS)
     with (journal.path / journals.JOURNAL).open("a") as file:
         file.write(f"{line}\n")

@@ -64,7 +64,7 @@ def drawn(parts: Parts, script: int = 0) -> dict[str, Any]:
     return data
 
 
-def test_a_training_is_all_there(tmp_path: Path) -> None:
+def test_page_of_training_has_every_section(tmp_path: Path) -> None:
     parts = parts_of(experiment(tmp_path / "run"))
     for words in (
         "run", "done", "after 1 min 00 s", "2 x 2", "Loss", "Norm of the gradients",
@@ -91,7 +91,7 @@ def test_a_training_is_all_there(tmp_path: Path) -> None:
     assert all(each["name"] for each in lines), "the legend would call it Value"
 
 
-def test_what_was_held_out_shares_a_chart_with_what_was_trained(tmp_path: Path) -> None:
+def test_validation_shares_chart_with_training(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=3)
     epochs = [
         {"step": step, "train_loss": 2.0, "val_loss": 3.0, "train_x": 1.0, "val_y": 1.0, "acc": 0.5}
@@ -107,7 +107,7 @@ def test_what_was_held_out_shares_a_chart_with_what_was_trained(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("last", "said"), [(None, "last loss NaN or inf"), (0.5, "last loss 0.5")])
-def test_a_loss_that_is_no_number_is_not_the_one_before(
+def test_lost_loss_is_not_replaced_by_earlier_one(
     tmp_path: Path, last: float | None, said: str
 ) -> None:
     made = experiment(tmp_path / "run", steps=3)
@@ -118,7 +118,7 @@ def test_a_loss_that_is_no_number_is_not_the_one_before(
     assert said in parts_of(made).words
 
 
-def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
+def test_endless_line_is_cut(tmp_path: Path) -> None:
     """Forty lines of 64 KiB from each of 64 nodes would make the page too large to send."""
     made = experiment(tmp_path / "run", steps=3)
     made.log(made.read_record().nodes[0]).write_text(f"first{'x' * 60_000}last\n" * 40)
@@ -128,7 +128,7 @@ def test_a_line_without_end_is_cut(tmp_path: Path) -> None:
     assert "first" in text and "last" in text
 
 
-def test_the_newest_trainer_is_drawn(tmp_path: Path) -> None:
+def test_newest_trainer_is_drawn(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run")
     train_again(made, steps=7)
     parts = parts_of(made)
@@ -137,7 +137,7 @@ def test_the_newest_trainer_is_drawn(tmp_path: Path) -> None:
     assert len(drawn(parts)["charts"][0]["lines"]) == 1
 
 
-def test_nothing_that_a_job_says_becomes_a_part_of_the_page(tmp_path: Path) -> None:
+def test_text_of_job_is_escaped(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=3)
     record = made.read_record()
     nodes = [dataclasses.replace(node, name=EVIL, state=EVIL) for node in record.nodes]
@@ -173,7 +173,7 @@ RANK_FAILED = JobVerdict(
 )  # fmt: skip
 
 
-def test_attempts_are_told_and_marked(tmp_path: Path) -> None:
+def test_attempts_are_listed_and_marked(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=20)
     lost = Attempt(
         1, "job", STARTED, STARTED + 30, "lost", 4, RANK_FAILED, ["alpha"], step=7,
@@ -193,7 +193,7 @@ def test_attempts_are_told_and_marked(tmp_path: Path) -> None:
     assert [mark["seconds"] for mark in data["marks"] if mark.get("step") == 7] == [30]
 
 
-def test_of_a_copy_that_ended_half_way_the_rest_is_shown(tmp_path: Path) -> None:
+def test_partial_copy_is_shown(tmp_path: Path) -> None:
     made, whole = experiment(tmp_path / "run", steps=5), experiment(tmp_path / "whole", steps=5)
     made.write("manifest.json", '{"nodes": [')
     made.write("config.yaml", "a: [")
@@ -206,9 +206,7 @@ def test_of_a_copy_that_ended_half_way_the_rest_is_shown(tmp_path: Path) -> None
     assert "cannot be read" in section["not read"][0] and section["not read"][1] is None
 
 
-def test_metrics_that_may_not_be_read_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_metrics_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     outputs = experiment(tmp_path / "run", steps=5).path / "outputs"
     (outputs / "rank_00_metrics.jsonl").chmod(0)
     outputs.chmod(0o755)
@@ -225,7 +223,7 @@ def test_metrics_that_may_not_be_read_are_named(
     assert not [*run_data.closed(outputs)] or me != 0
 
 
-def test_a_log_that_is_a_link_is_not_read(tmp_path: Path) -> None:
+def test_log_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=3)
     (tmp_path / "secret").write_text("hidden\n")
     log = made.log(made.read_record().nodes[0])
@@ -235,7 +233,7 @@ def test_a_log_that_is_a_link_is_not_read(tmp_path: Path) -> None:
     assert f"{log.name} cannot be read" in words and "hidden" not in words
 
 
-def test_several_are_compared(tmp_path: Path) -> None:
+def test_several_experiments_are_compared(tmp_path: Path) -> None:
     one, two = experiment(tmp_path / "one"), experiment(tmp_path / "two", steps=50)
     two.write("config.yaml", "optimizer:\n  lr: 0.7\n")
     parts = parts_of(one, two)
@@ -253,14 +251,14 @@ def test_several_are_compared(tmp_path: Path) -> None:
     ],
     ids=["a program without metrics", "a job that runs", "one that has not begun"],
 )
-def test_any_job_has_a_page(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+def test_every_job_has_a_page(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
     made = experiment(tmp_path / "run", **changes)
     for name in ("manifest.json", "config.yaml"):
         (made.path / name).unlink()
     assert words in parts_of(made).words
 
 
-def test_the_command_writes_it_where_it_says(
+def test_report_writes_file_where_it_says(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "experiments"

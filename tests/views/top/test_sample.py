@@ -30,7 +30,7 @@ class NoTransport(Transport):
     def __init__(self) -> None: ...
 
 
-def test_rates_are_between_two_looks() -> None:
+def test_rates_need_two_looks() -> None:
     before = load()
     # The counter of sent bytes was reset.
     now = before.replace(received=3000, sent=1000, at=12.0)
@@ -39,7 +39,7 @@ def test_rates_are_between_two_looks() -> None:
     assert sampled.rates_between(now, now) == (None, None)
 
 
-def test_the_slowest_rank_is_one_that_was_named_and_still_takes_longer() -> None:
+def test_slowest_rank_is_named_one_still_behind() -> None:
     even = [replace(rank(number), step_ms=100.0, own_ms=51.0) for number in range(4)]
     even[2] = replace(even[2], own_ms=91.0)
     assert progress.slowest(progress.compared(even)) == "", "a busy machine is no straggler"
@@ -52,7 +52,7 @@ def test_the_slowest_rank_is_one_that_was_named_and_still_takes_longer() -> None
     assert progress.slowest([]) == ""
 
 
-def test_who_was_slow_in_an_earlier_attempt_is_not_slow_now(tmp_path: Path) -> None:
+def test_slow_rank_of_earlier_attempt_is_not_named(tmp_path: Path) -> None:
     record = experiment(tmp_path / "run", steps=30).read_record()
     assert progress.causes(record) == {2: "slow input"}
     ended = record.slow[0].time or 0.0
@@ -60,7 +60,7 @@ def test_who_was_slow_in_an_earlier_attempt_is_not_slow_now(tmp_path: Path) -> N
     assert progress.causes(replace(record, attempts=[attempt])) == {}
 
 
-def test_what_the_ranks_wrote_is_beside_what_their_nodes_say(tmp_path: Path) -> None:
+def test_progress_joins_rank_metrics_with_nodes(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=30)
     _, found = progress.of(made.path, made.read_record(), None)
     assert [(one.rank, one.node, one.step, one.slow) for one in found] == [
@@ -71,7 +71,7 @@ def test_what_the_ranks_wrote_is_beside_what_their_nodes_say(tmp_path: Path) -> 
     ]
 
 
-def test_the_newest_trainer_is_shown(tmp_path: Path) -> None:
+def test_newest_trainer_is_shown(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=30)
     train_again(made, steps=7)
     found, each = progress.of(made.path, made.read_record(), None)
@@ -79,7 +79,7 @@ def test_the_newest_trainer_is_shown(tmp_path: Path) -> None:
     assert [one.step for one in each] == [7, 7, 7, 7]
 
 
-def test_what_the_ranks_reckon_is_how_long_is_left(tmp_path: Path) -> None:
+def test_time_left_is_estimate_of_ranks(tmp_path: Path) -> None:
     """A Trainer's epochs are in no config; of the engine's steps the pauses are not."""
     made = experiment(tmp_path / "run", steps=3)
     path = made.path / "outputs" / trainers.file_name(0)
@@ -116,7 +116,7 @@ def refusing() -> Iterator[Refusing]:
     transport.over.set()
 
 
-def test_a_node_that_is_late_keeps_nobody_waiting(refusing: Refusing, tmp_path: Path) -> None:
+def test_late_node_delays_no_other(refusing: Refusing, tmp_path: Path) -> None:
     with closing(Watch(refusing, [Node("late"), Node("other")], tmp_path)) as watch:
         watch.patience = 0.5
         problems = [node.problem for node in watch.observe().nodes]
@@ -128,7 +128,7 @@ def test_a_node_that_is_late_keeps_nobody_waiting(refusing: Refusing, tmp_path: 
         assert [node.problem for node in watch.observe().nodes] == ["late refuses", "other refuses"]
 
 
-def test_an_old_answer_is_not_shown_as_one_of_now(refusing: Refusing) -> None:
+def test_old_answer_is_not_shown_as_current(refusing: Refusing) -> None:
     node = sampled.WatchedNode(Node("late"), refusing)
     node.last = NodeSample("late", Checkup(load=load()))
     node.channel = Asked()  # type: ignore[assignment]
@@ -153,7 +153,7 @@ class Asked:
         return Checkup(gpus=gpus, load=load())
 
 
-def test_gpus_are_asked_for_now_and_then(refusing: Refusing) -> None:
+def test_gpus_are_asked_at_intervals(refusing: Refusing) -> None:
     node, channel = sampled.WatchedNode(Node("one"), refusing), Asked()
     for _ in range(3):
         found = node.ask(channel)  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ def test_gpus_are_asked_for_now_and_then(refusing: Refusing) -> None:
     assert channel.parts == [("gpus", "load"), ("load",), ("load",), ("gpus", "load")]
 
 
-def test_jobs_are_found_with_their_experiments(tmp_path: Path) -> None:
+def test_jobs_are_found_with_experiments(tmp_path: Path) -> None:
     made = experiment(tmp_path / "train_20260101_000000", steps=30, state="running", ended=None)
     made.write("config.yaml", "training:\n  max_steps: 50\n")
     watch = Watch(Transport.__new__(NoTransport), [], tmp_path)

@@ -76,7 +76,7 @@ def cells(rows: Rows) -> list[list[str]]:
 
 
 @pytest.mark.parametrize("size", [(110, 30)])
-def test_nodes_and_jobs_are_shown_and_change(size: tuple[int, int]) -> None:
+def test_nodes_and_jobs_are_shown_and_updated(size: tuple[int, int]) -> None:
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         assert [row[0] for row in cells(app.nodes)] == ["one", "two", "gone"]
         assert [row[1] for row in cells(app.jobs)] == ["12 of 40"]
@@ -84,7 +84,7 @@ def test_nodes_and_jobs_are_shown_and_change(size: tuple[int, int]) -> None:
     drive(walk, sample(job("train")), sample(job("train", step=12)), size=size)
 
 
-def test_the_cursor_stays_on_its_job_when_another_one_begins() -> None:
+def test_cursor_stays_on_its_job() -> None:
     before = sample(job("a"), job("b"))
     after = sample(job("new"), job("a"), job("b"))
     ended: list[str] = []
@@ -107,7 +107,7 @@ def test_the_cursor_stays_on_its_job_when_another_one_begins() -> None:
     drive(walk, after, stop=stop)
 
 
-def test_the_log_is_shown_without_its_escapes() -> None:
+def test_log_is_shown_without_escapes() -> None:
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         await pilot.press("l")
         found = await read(app, pilot)
@@ -127,7 +127,7 @@ async def read(app: Top, pilot: Pilot[None]) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [(110, 30), (80, 24), (30, 8)])
-def test_the_ranks_of_a_job_and_what_their_keys_show(size: tuple[int, int]) -> None:
+def test_ranks_of_job_are_shown(size: tuple[int, int]) -> None:
     asked: list[str] = []
     ranks = (rank(0), rank(1, behind=0.4, cause="slow compute"))
 
@@ -151,7 +151,7 @@ def test_the_ranks_of_a_job_and_what_their_keys_show(size: tuple[int, int]) -> N
 
 
 @pytest.mark.parametrize("how", ["all nodes say so", "its record says so"])
-def test_one_job_alone_is_its_ranks_until_it_is_over(how: str) -> None:
+def test_single_job_shows_ranks_until_over(how: str) -> None:
     over = Event()
 
     async def walk(app: Top, pilot: Pilot[None]) -> None:
@@ -172,7 +172,7 @@ def test_one_job_alone_is_its_ranks_until_it_is_over(how: str) -> None:
     drive(walk, ours, alone="train-1f", over=lambda _: over.is_set())
 
 
-def test_without_jobs_the_keys_say_so_and_q_leaves() -> None:
+def test_keys_without_jobs_explain_and_q_quits() -> None:
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         await pilot.press("s", "l")
         assert len(app.screen_stack) == 1
@@ -184,7 +184,7 @@ def test_without_jobs_the_keys_say_so_and_q_leaves() -> None:
     drive(walk, sample())
 
 
-def test_the_nodes_are_named_before_any_has_answered() -> None:
+def test_nodes_are_listed_before_they_answer() -> None:
     answered = Event()
 
     def look() -> TopSample:
@@ -206,7 +206,7 @@ def test_the_nodes_are_named_before_any_has_answered() -> None:
     asyncio.run(run())
 
 
-def test_rows_are_filtered_and_looked_at_closer() -> None:
+def test_rows_are_filtered_and_opened() -> None:
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         await pilot.press("slash", *"bert", "enter")
         assert [row[0] for row in cells(app.jobs)] == ["bert"] and cells(app.nodes) == []
@@ -219,7 +219,7 @@ def test_rows_are_filtered_and_looked_at_closer() -> None:
     drive(walk, sample(job("gpt"), job("bert", step=30)))
 
 
-def test_a_colour_says_what_is_in_use() -> None:
+def test_colour_shows_use() -> None:
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         first = dict(zip(app.nodes.headings, app.nodes.drawn[0], strict=True))
         looks = {name: str(cell.style) for name, cell in first.items()}
@@ -231,7 +231,7 @@ def test_a_colour_says_what_is_in_use() -> None:
     drive(walk, sample(job("gpt", lost=True)))
 
 
-def test_a_node_leads_to_its_processes_and_to_a_stack() -> None:
+def test_node_shows_processes_and_stack() -> None:
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         await pilot.press("tab", "enter")
         await until(pilot, lambda: isinstance(app.screen, Closer))
@@ -250,7 +250,7 @@ def test_a_node_leads_to_its_processes_and_to_a_stack() -> None:
     drive(walk, sample(job("train")))
 
 
-def test_the_log_of_a_node_is_followed_and_stays_where_it_is_read() -> None:
+def test_log_of_node_is_followed_and_keeps_position() -> None:
     come: list[str] = []
 
     async def walk(app: Top, pilot: Pilot[None]) -> None:
@@ -275,7 +275,7 @@ def test_the_log_of_a_node_is_followed_and_stays_where_it_is_read() -> None:
 
 
 @pytest.mark.parametrize(("size", "left_out"), [((80, 24), True), ((200, 40), False)])
-def test_who_uses_a_node_is_on_every_screen(size: tuple[int, int], left_out: bool) -> None:
+def test_who_column_fits_every_screen(size: tuple[int, int], left_out: bool) -> None:
     of_one = sample().nodes[0]
     nodes = tuple(replace(of_one, name=f"gpu{number:03}") for number in range(20))
     silent = NodeSample("gone", problem="it does not answer")

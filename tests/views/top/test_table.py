@@ -11,7 +11,7 @@ from orchestrator.views.top import table
 from tests.views.top.samples import gpu, job, sample
 
 
-def test_each_node_has_a_row() -> None:
+def test_node_row_has_every_column() -> None:
     one, two, gone = map(table.NODES.words, sample().nodes)
     assert dict(zip(table.NODES.headings, one, strict=True)) == {
         "NODE": "one",
@@ -28,7 +28,7 @@ def test_each_node_has_a_row() -> None:
     assert gone == ["gone", *["-"] * 7, "it does not answer"]
 
 
-def test_each_job_has_a_row() -> None:
+def test_job_row_has_every_column() -> None:
     whole = job("train", slowest="rank 3 +40%", nodes=("one", "two", "three"))
     foreign = job("x", experiment="", step=None, steps=None, loss=None, rate=None, left=None)
     jobs = table.job_table(sample().time)
@@ -50,7 +50,7 @@ def test_each_job_has_a_row() -> None:
     assert jobs.words(job("y", loss=None, lost=True))[2] == "NaN"
 
 
-def test_each_rank_has_a_row() -> None:
+def test_rank_row_has_every_column() -> None:
     rank = RankProgress(3, "two", 1, "running", 10, 250.0, 200.0, 8 << 30, 0.4, "slow compute")
     assert dict(zip(table.RANKS.headings, table.RANKS.words(rank), strict=True)) == {
         "RANK": "rank 3",
@@ -76,7 +76,7 @@ def test_sick_gpus_are_counted() -> None:
     assert table.gpu_words([gpu(0, 5), gpu(1, 5, "it is lost")]).endswith(", 1 sick")
 
 
-def test_json_has_all_of_it() -> None:
+def test_json_has_every_node_and_job() -> None:
     data = json.loads(json.dumps(table.to_json(sample(job("train")))))
     assert [node["reached"] for node in data["nodes"]] == [True, True, False]
     assert data["nodes"][0]["gpus"][1]["busy"] == 3 and data["nodes"][2]["problem"]

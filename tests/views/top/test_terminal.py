@@ -41,7 +41,7 @@ def nodes(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", ["q", "ctrl+c", "a kill"])
-def test_the_terminal_is_as_it_was(nodes: Path, how: str) -> None:
+def test_terminal_is_restored(nodes: Path, how: str) -> None:
     ours, theirs = pty.openpty()
     before = termios.tcgetattr(theirs)
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "60", "LINES": "15"}
@@ -72,7 +72,7 @@ def test_the_terminal_is_as_it_was(nodes: Path, how: str) -> None:
     assert top.returncode == (130 if how == "a kill" else 0)
 
 
-def test_a_reader_that_leaves_ends_it(nodes: Path) -> None:
+def test_closed_pipe_ends_top(nodes: Path) -> None:
     command = [*TOP, "--json", "--watch", "--every", "1"]
     pipe = subprocess.PIPE
     with program(command, nodes, stdout=pipe, stderr=pipe) as top:

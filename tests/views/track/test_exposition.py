@@ -31,7 +31,7 @@ def points(root: Path, now: float = NOW) -> dict[str, list[tuple[dict[str, str],
     return found
 
 
-def test_what_ranks_and_nodes_say(tmp_path: Path) -> None:
+def test_points_have_ranks_and_nodes(tmp_path: Path) -> None:
     made = job(tmp_path, "one", goodput={"training": 30.0, "start": 10.0})
     tell(
         made,
@@ -65,9 +65,7 @@ def test_what_ranks_and_nodes_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrong", [0.0, -7200.0, 86400.0])
-def test_a_node_is_told_of_while_its_file_grows_whatever_its_clock(
-    tmp_path: Path, wrong: float
-) -> None:
+def test_node_points_last_while_file_grows(tmp_path: Path, wrong: float) -> None:
     made = job(tmp_path, "one")
     tell(made, "node_00_metrics.jsonl", {"time": NOW + wrong, "node": 0, "cpu": 0.5})
     os.utime(made.path / "outputs" / "node_00_metrics.jsonl", (NOW, NOW))
@@ -75,20 +73,20 @@ def test_a_node_is_told_of_while_its_file_grows_whatever_its_clock(
     assert "node_cpu_ratio" not in points(tmp_path, NOW + OLD_SECONDS + 1)
 
 
-def test_what_is_not_known_is_not_told_as_nothing(tmp_path: Path) -> None:
+def test_unknown_goodput_is_left_out(tmp_path: Path) -> None:
     """The training time of a program that reports no steps is unknown."""
     job(tmp_path, "foreign", goodput={"training": 0.0, "start": 10.0, "unknown": 90.0})
     assert "job_goodput_ratio" not in points(tmp_path)
 
 
-def test_when_a_rank_has_told_something_is_by_our_clock(tmp_path: Path) -> None:
+def test_rank_time_uses_head_clock(tmp_path: Path) -> None:
     node = vars(NodeRecord(0, "a", "a", None, None, "10.0.0.1", "python", 0, 1, clock=-7200.0))
     made = job(tmp_path, "one", nodes=[node])
     tell(made, "rank_00_metrics.jsonl", {"time": NOW - 7200, "rank": 0, "step": 7})
     assert [value for _, value in points(tmp_path)["rank_told_timestamp_seconds"]] == [NOW]
 
 
-def test_a_loss_that_is_no_number_is_told_as_that(tmp_path: Path) -> None:
+def test_lost_loss_is_exposed_as_nan(tmp_path: Path) -> None:
     """Else an alarm would see the series end, as when a job is done."""
     made = job(tmp_path, "one")
     told = {"time": NOW, "rank": 0, "step": 7, "step_ms": 5.0, "mfu": None}
@@ -99,7 +97,7 @@ def test_a_loss_that_is_no_number_is_told_as_that(tmp_path: Path) -> None:
     assert [line.rpartition(" ")[2] for line in text.splitlines() if "_loss{" in line] == ["NaN"]
 
 
-def test_a_job_that_is_over_is_told_of_for_a_while(tmp_path: Path) -> None:
+def test_ended_job_is_exposed_for_a_while(tmp_path: Path) -> None:
     made = job(tmp_path, "one", state="failed", ended=NOW)
     assert points(tmp_path)["job_state"] == [({"experiment": made.name, "state": "failed"}, 1)]
     assert points(tmp_path, NOW + STAYS_SECONDS + 1) == {}
@@ -112,7 +110,7 @@ def test_a_job_that_is_over_is_told_of_for_a_while(tmp_path: Path) -> None:
     }
 
 
-def test_no_text_of_a_node_ends_a_label() -> None:
+def test_labels_are_escaped() -> None:
     bad = 'a"} 1\nevil{x="\\'
     text = written([("loss", {"experiment": bad}, 0.5), ("step", {"rank": "0"}, 1.0)])
     assert text.splitlines()[-1] == ('orchestrator_loss{experiment="a\\"} 1\\nevil{x=\\"\\\\"} 0.5')
@@ -134,7 +132,7 @@ def test_no_text_of_a_node_ends_a_label() -> None:
         ("", "/metrics", {"host": "evil.example"}, 421),
     ],
 )
-def test_who_is_answered(
+def test_requests_need_path_and_token(
     tmp_path: Path, token: str, path: str, headers: dict[str, str], code: int
 ) -> None:
     job(tmp_path, "one")
@@ -143,7 +141,7 @@ def test_who_is_answered(
     assert ("orchestrator_job_state{" in got.text) == (code == 200)
 
 
-def test_the_dashboard_asks_for_what_there_is() -> None:
+def test_grafana_dashboard_uses_existing_metrics() -> None:
     asked = set(re.findall(r"orchestrator_(\w+)", GRAFANA.read_text()))
     assert asked - {"jobs"} <= HELP.keys()
     assert {"loss", "step_seconds", "node_gpu", "job_state"} <= asked

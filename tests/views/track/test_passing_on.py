@@ -42,7 +42,7 @@ def typed(root: Path, made: Experiment) -> str:
 
 
 @pytest.mark.slow
-def test_each_line_once_also_when_called_again(tmp_path: Path) -> None:
+def test_each_line_is_passed_on_once(tmp_path: Path) -> None:
     made = job(tmp_path, "one", state="done", ended=NOW)
     steps = [{"time": NOW + step, "rank": 0, "step": step, "loss": 1 / step} for step in (1, 2, 3)]
     # A second attempt wrote this step.
@@ -71,7 +71,7 @@ def test_each_line_once_also_when_called_again(tmp_path: Path) -> None:
     assert curves(made)["node/a b/cpu"] == [(65, 0.5)]
 
 
-def test_a_second_one_is_refused_while_one_tracks(tmp_path: Path) -> None:
+def test_second_track_of_job_is_refused(tmp_path: Path) -> None:
     made = job(tmp_path, "one", state="done", ended=NOW)
     assert Experiment(made.path).hold(track.TRACKING)
     with pytest.raises(UsageError, match="tracked already"):
@@ -87,14 +87,16 @@ def test_a_second_one_is_refused_while_one_tracks(tmp_path: Path) -> None:
         (["tensorboard"], ["tensorboard.logdri=x"], "tensorboard could not be opened"),
     ],
 )
-def test_mistakes_are_said(tmp_path: Path, to: list[str], options: list[str], says: str) -> None:
+def test_invalid_arguments_are_refused(
+    tmp_path: Path, to: list[str], options: list[str], says: str
+) -> None:
     made = job(tmp_path, "one", state="done", ended=NOW)
     with pytest.raises(UsageError, match=says):
         track.track(Where(experiments=tmp_path), made.name, to, options)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "a-name"])
-def test_others_are_not_served_without_a_word(tmp_path: Path, host: str) -> None:
+def test_open_host_needs_token(tmp_path: Path, host: str) -> None:
     empty = tmp_path / "empty"
     empty.write_text("\n")
     with pytest.raises(UsageError, match="anybody in the network"):
@@ -108,7 +110,7 @@ def steps(*wanted: int, at: float = NOW) -> list[dict[str, object]]:
     return [{"time": at + s, "rank": 0, "step": s, "loss": s / 2} for s in wanted]
 
 
-def test_moments_are_of_the_heads_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moments_use_head_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node's own clock is known in the record, and of an earlier attempt that of its node."""
     node = vars(NodeRecord(0, "a", "a", None, None, "10.0.0.1", "python", 0, 1, clock=3600.0))
     before = Attempt(1, "x", NOW - 60, NOW + 10, "failed", 1, None, ["b"], clock=-60.0)
@@ -153,7 +155,7 @@ class Heard:
         pass
 
 
-def test_what_a_tracker_did_not_take_is_not_passed_over(
+def test_lines_not_taken_by_tracker_are_resent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "PIECE_BYTES", 128)
@@ -169,9 +171,7 @@ def test_what_a_tracker_did_not_take_is_not_passed_over(
     assert told == list(range(told[0], 40)) and 0 < told[0] <= 30
 
 
-def test_a_tracker_that_fails_costs_its_curves_and_one_warning(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_tracker_costs_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = job(tmp_path, "one", state="done", ended=NOW)
     tell(made, "rank_00_metrics.jsonl", *steps(1))
     (tmp_path / "file").write_text("")

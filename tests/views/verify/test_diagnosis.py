@@ -41,13 +41,13 @@ def told(made: Rates) -> list[str]:
 
 
 @pytest.mark.parametrize("count", [2, *COUNTS])
-def test_equal_nodes_have_nothing_to_say(count: int) -> None:
+def test_equal_nodes_give_no_finding(count: int) -> None:
     assert told(rates(count)) == []
 
 
 @pytest.mark.parametrize("count", [2, *COUNTS])
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.2])
-def test_noise_is_no_fault(count: int, noise: float) -> None:
+def test_noise_gives_no_finding(count: int, noise: float) -> None:
     """As it is measured: what came out slow was measured twice again, and the best counts."""
     for seed in range(100 if count < 10 else 5):
         tries = [rates(count, noise=noise, seed=3 * seed + i) for i in range(3)]
@@ -69,7 +69,7 @@ def as_rates(rows: list[list[float]]) -> Rates:
     }
 
 
-def test_four_nodes_that_share_two_busy_cores() -> None:
+def test_shared_cores_give_no_false_finding() -> None:
     """As they were measured: healthy, and with the link of node 3 slowed to 20 Mbit."""
     assert told(as_rates(CROWDED)) == []
     assert told(as_rates(SLOWED)) == [
@@ -79,7 +79,7 @@ def test_four_nodes_that_share_two_busy_cores() -> None:
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_a_slow_node_is_named_once(count: int, noise: float) -> None:
+def test_slow_node_is_named_once(count: int, noise: float) -> None:
     last = count - 1
     (text,) = told(rates(count, lambda a, b: last in (a, b), noise))
     if noise:
@@ -89,7 +89,7 @@ def test_a_slow_node_is_named_once(count: int, noise: float) -> None:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_a_node_slow_one_way(count: int) -> None:
+def test_node_slow_in_one_direction_is_named(count: int) -> None:
     (text,) = told(rates(count, lambda a, b: a == 1))
     assert text == (
         "node 1 (host1) sends to everyone at 0.9 Gb/s, others 9.4 Gb/s; it receives at 9.4 Gb/s"
@@ -102,7 +102,7 @@ def test_a_node_slow_one_way(count: int) -> None:
 
 @pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_one_slow_pair_is_a_link(count: int, noise: float) -> None:
+def test_slow_pair_is_named_as_link(count: int, noise: float) -> None:
     (found,) = command.slow_links(rates(count, lambda a, b: {a, b} == {0, 2}, noise), names(count))
     assert (found.kind, found.nodes) == ("link", (0, 2))
     if not noise:
@@ -113,7 +113,7 @@ def test_one_slow_pair_is_a_link(count: int, noise: float) -> None:
 
 
 @pytest.mark.parametrize("count", COUNTS)
-def test_one_slow_direction_of_a_pair(count: int) -> None:
+def test_slow_direction_of_pair_is_named(count: int) -> None:
     (text,) = told(rates(count, lambda a, b: (a, b) == (2, 1)))
     assert (
         text
@@ -121,19 +121,19 @@ def test_one_slow_direction_of_a_pair(count: int) -> None:
     )
 
 
-def test_of_two_nodes_only_a_direction_can_be_slow() -> None:
+def test_two_nodes_allow_finding_by_direction_alone() -> None:
     (text,) = told(rates(2, lambda a, b: a == 1))
     assert text == "node 1 (host1) reaches node 0 (host0) at 0.9 Gb/s; back it is 9.4 Gb/s"
     assert told(rates(2, lambda a, b: True)) == []
 
 
-def test_neighbours_on_one_host_make_no_others_slow() -> None:
+def test_fast_neighbours_make_no_others_slow() -> None:
     """Two virtual machines of one host reach each other faster than the network."""
     made = {**rates(8), (0, 1): 5 * FAST, (1, 0): 5 * FAST}
     assert told(made) == []
 
 
-def test_no_pairs_no_words() -> None:
+def test_missing_pairs_give_no_finding() -> None:
     assert command.slow_links({}, []) == []
     # The speed of the other direction is unknown.
     assert told({(0, 1): FAST, (1, 0): FAST, (0, 2): SLOW}) == []
@@ -150,7 +150,7 @@ def test_no_pairs_no_words() -> None:
         (0.94 * GBIT, [GBIT, GBIT], []),
     ],
 )  # fmt: skip
-def test_two_slow_nodes_are_held_to_their_word(
+def test_promised_rate_is_checked(
     rate: float, promised: list[float | None], expected: list[str]
 ) -> None:
     made = {(0, 1): rate, (1, 0): rate}
@@ -171,7 +171,7 @@ def test_two_slow_nodes_are_held_to_their_word(
         ([50e9], "CPU", []),
     ],
 )
-def test_a_slow_device(flops: list[float], kind: str, slow: list[int]) -> None:
+def test_slow_device_is_named(flops: list[float], kind: str, slow: list[int]) -> None:
     node_of = [rank // 2 for rank in range(len(flops))]
     found = command.slow_devices(flops, [kind] * len(flops), node_of, names(4))
     assert [int(one.text.split()[1]) for one in found] == slow
@@ -183,7 +183,7 @@ def test_devices_of_two_kinds_are_not_compared() -> None:
     assert command.slow_devices([790e12, 100e12] * 4, kinds, [0] * 8, names(1)) == []
 
 
-def test_a_wrong_result_is_told_with_all_that_is_known() -> None:
+def test_wrong_result_is_described() -> None:
     one = {"collective": "all_reduce", "scope": "all", "bytes": 1024, "rank": 3, "element": 17,
            "got": 5.0, "expected": 6.0}  # fmt: skip
     (found,) = command.wrong_results([{**one, "bytes": 4096}, one], [0, 0, 1, 1], names(2))
