@@ -540,7 +540,7 @@ BUDGETS = {
     "launchers": 383,
     "local_cluster": 291,
     "protocol": 1403,
-    "records": 1725,
+    "records": 1811,
     "engine": 244,
     "engine/core": 1894,
     "engine/data": 672,

@@ -57,7 +57,7 @@ def test_step_reader_reads_every_trainers_log(trainer: Trainer) -> None:
         ),
         (  # Lightning
             "Epoch 2:  50%|##### | 5/10 [00:00<00:00, 20.00it/s, v_num=0, train_loss=0.312]",
-            {"step": 15, "loss": 0.312},
+            {"step": 25, "loss": 0.312},
         ),
         (
             "Epoch [2/5], Step [100/600], Loss: 2.1",
@@ -67,7 +67,8 @@ def test_step_reader_reads_every_trainers_log(trainer: Trainer) -> None:
         ("max_steps: 1000, warmup_steps=10, loss: 0.5", {}),
         ("step time: 12.3 ms, loss 0.5", {}),
         ("step 3 took 0.5 s", {}),
-        ("Epoch 3 loss 0.4", {}),
+        ("Epoch 3 loss 0.4", {"step": 3, "loss": 0.4}),
+        ("best epoch 3 loss 0.4", {}),
     ],
 )
 def test_step_reader_reads_line(line: str, told: dict[str, Any]) -> None:
