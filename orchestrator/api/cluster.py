@@ -30,7 +30,7 @@ from orchestrator.head.background.process import INTERRUPT, Background
 from orchestrator.head.commands import launching
 from orchestrator.node import pickled_functions
 from orchestrator.records import experiments
-from orchestrator.records.experiment import NAME, Experiment
+from orchestrator.records.experiment import NAME
 
 if TYPE_CHECKING:
     from fabric import Connection, Group
@@ -224,7 +224,7 @@ class Cluster:
         except KeyboardInterrupt:
             self._take_back(head)
             raise
-        job = Job(Experiment(Path(directory)), self._where, head)
+        job = Job(experiments.at(Path(directory)), self._where, head)
         if self._jobs is not None:
             self._jobs.append(job)
         return job
@@ -237,7 +237,7 @@ class Cluster:
         except OrchestratorError:
             # The process ended before it had started a job.
             return
-        Job(Experiment(Path(answer["place"])), self._where, head).wait()
+        Job(experiments.at(Path(answer["place"])), self._where, head).wait()
 
     # -- finding again ---------------------------------------------------------------------------
 
@@ -252,14 +252,14 @@ class Cluster:
         known = find_experiment(self._where, wanted)
         if known is None:
             head = Background(head_process.take_up, where=self._where, experiment=wanted)
-            known = Experiment(Path(head.answer()["place"]))
-        job = Job(Experiment(known.path), self._where)
+            known = experiments.at(Path(head.answer()["place"]))
+        job = Job(experiments.at(known.path), self._where)
         job.take_up()
         return job
 
     def jobs(self) -> list[Job]:
         """List the jobs of the experiments directory, the newest last."""
-        known = experiments.every(self._where.experiments)
+        known = experiments.every(self._where)
         return [Job(candidate, self._where) for candidate in known]
 
 

@@ -93,7 +93,7 @@ def show(experiment: Experiment) -> None:
 
 def ours(where: Where) -> Experiment | None:
     """Return the experiment that was launched on the cluster with this ssh_config."""
-    for candidate in reversed(experiments.every(where.experiments)):
+    for candidate in reversed(experiments.every(where)):
         with contextlib.suppress(UsageError):
             if candidate.read_record().ssh_config == str(where.ssh_config):
                 return candidate

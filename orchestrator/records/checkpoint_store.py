@@ -26,6 +26,7 @@ from pathlib import Path
 
 from orchestrator.common.errors import JobFailed, UsageError, nearest
 from orchestrator.common.files import AS_USUAL, delete, expanded, hide, replace, sync_directory
+from orchestrator.config.launch import Where
 from orchestrator.records import checkpoint_manifest, experiments
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
 
@@ -226,7 +227,7 @@ def resolve(text: str | None, root: Path = Path("experiments")) -> list[Checkpoi
     `text` is a step's directory, a directory of checkpoints, or an experiment by directory or name.
     None stands for the newest experiment that has a checkpoint.
     """
-    known = experiments.every(root)
+    known = experiments.every(Where(experiments=root))
     if text is None:
         for candidate in reversed(known):
             if checkpoints := newest_first(every((candidate.path / CHECKPOINTS).absolute())):

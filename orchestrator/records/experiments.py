@@ -11,12 +11,16 @@ from pathlib import Path
 from orchestrator.common import files
 from orchestrator.common.errors import EMPTY, UsageError, nearest
 from orchestrator.common.permissions import others
+from orchestrator.config.launch import Where
+from orchestrator.records import trust
 from orchestrator.records.experiment import (
     NAME,
     RECORD,
     STAMP,
     Experiment,
+    JobRecord,
     Untrusted,
+    read_record,
 )
 
 
@@ -53,46 +57,44 @@ def _new_directory(root: Path, name: str) -> Path:
     now = time.time()
     for later in range(3600):
         path = root / f"{name}_{time.strftime('%Y%m%d_%H%M%S', time.localtime(now + later))}"
-        try:
+        # Of two launches in one second, the second takes the name of the next second.
+        with contextlib.suppress(FileExistsError):
             files.make_private(path)
-        except FileExistsError:
-            # Of two launches in one second, the second takes the name of the next second.
-            continue
-        return path
+            return path
     raise UsageError(f"all names {name}_... of the next hour are taken in {root}")
 
 
-def stamped(stamp: str) -> float | None:
-    """Return the Unix time of a stamp in the name of an experiment, or None if it is no time."""
-    try:
-        return time.mktime(time.strptime(stamp, "%Y%m%d_%H%M%S"))
-    except (ValueError, OverflowError):
-        return None
+def at(path: Path) -> Experiment:
+    """Return the experiment of this directory, which a program of this login named."""
+    return Experiment(path)
 
 
-def every(root: Path, *, trusted: bool = False) -> list[Experiment]:
-    """Return all experiments under a root, the newest last, by the times in their names.
+def every(where: Where) -> list[Experiment]:
+    """Return all experiments of a directory, the newest last, by the times in their names.
 
-    Unless `trusted`, experiments that another user may have written are left out.
+    Experiments that another user may have written are left out, unless they are trusted.
     """
     return [
-        Experiment(path, trusted=trusted)
-        for path, problem in _entries(root)
-        if trusted or not problem
+        Experiment(path, trusted=where.trust_record)
+        for path, problem in _entries(where.experiments)
+        if where.trust_record or not problem
     ]
 
 
-def unfinished(root: Path, *, trusted: bool = False) -> list[Experiment]:
+def read_in(directory: int, name: str, where: Where) -> tuple[JobRecord, bool]:
+    """Return the record in an open directory, and whether this login launched or trusts it."""
+    record = read_record(directory, Path(name), trusted=where.trust_record)
+    return record, where.trust_record or trust.signature(directory, record.orders) is not None
+
+
+def unfinished(where: Where) -> list[Experiment]:
     """Return the experiments that are not over by their records, the newest last."""
-
-    def is_unfinished(experiment: Experiment) -> bool:
-        try:
-            return not experiment.read_record().over
-        except UsageError:
-            # An experiment without a readable record has no running job.
-            return False
-
-    return list(filter(is_unfinished, every(root, trusted=trusted)))
+    found = []
+    for experiment in every(where):
+        # An experiment without a readable record has no running job.
+        with contextlib.suppress(UsageError):
+            found += [experiment] * (not experiment.read_record().over)
+    return found
 
 
 def passed_over(root: Path) -> list[Untrusted]:
@@ -127,7 +129,7 @@ def _entries(root: Path) -> list[tuple[Path, str]]:
     return experiments
 
 
-def find(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment | None:
+def find(where: Where, wanted: str | None) -> Experiment | None:
     """Find an experiment by directory or name. Without a name, return the newest trusted one.
 
     The machines of a job that was started by hand may share a disk. Without a name, this machine's
@@ -136,12 +138,12 @@ def find(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment
     if wanted == "":
         raise UsageError("the name of the experiment is empty", EMPTY)
     if wanted is None:
-        known = every(root, trusted=trusted)[::-1]
+        known = every(where)[::-1]
         return next(
             (candidate for candidate in known if not candidate.elsewhere),
             known[0] if known else None,
         )
-    for path in (root / wanted, Path(wanted)):
+    for path in (where.experiments / wanted, Path(wanted)):
         try:
             # A symbolic link is followed, because the user named it.
             there = (path / RECORD).is_file()
@@ -152,30 +154,30 @@ def find(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment
             continue
         if there:
             real = Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()
-            return Experiment(real, trusted=trusted)
+            return Experiment(real, trusted=where.trust_record)
     return None
 
 
-def known(root: Path, wanted: str | None, *, trusted: bool = False) -> Experiment:
+def known(where: Where, wanted: str | None) -> Experiment:
     """Find an experiment as find() does. Raise UsageError if it does not exist."""
-    experiment = find(root, wanted, trusted=trusted)
+    experiment = find(where, wanted)
     if experiment is None:
-        raise missing(root, wanted)
+        raise missing(where, wanted)
     return experiment
 
 
-def missing(root: Path, wanted: str | None) -> UsageError:
+def missing(where: Where, wanted: str | None) -> UsageError:
     """Return the error for an experiment that does not exist, with the closest name.
 
     A user in a new terminal is often in another directory, so the fix explains where to look.
     """
-    what = f"no experiment {wanted!r}" if wanted else "no experiment"
-    what = f"there is {what} in {root.absolute()}"
-    names = [candidate.name for candidate in every(root)]
+    which = f" {wanted!r}" * bool(wanted)
+    what = f"there is no experiment{which} in {where.experiments.absolute()}"
+    names = [candidate.name for candidate in every(where)]
     if names:
-        begun = [name for name in names if wanted and name.startswith(wanted)]
-        near = f"; did you mean {begun[-1]!r}?" if begun else nearest(wanted or "", names)
-        return UsageError(what + near, f"the newest is {names[-1]}; orchestrator ls shows all")
+        begun = [f"; did you mean {name!r}?" for name in names if name.startswith(wanted or " ")]
+        what += begun[-1] if begun else nearest(wanted or "", names)
+        return UsageError(what, f"the newest is {names[-1]}; orchestrator ls shows all")
     return UsageError(
         what,
         "experiments are in the directory where they were launched: go there, or name one by its"
@@ -185,7 +187,5 @@ def missing(root: Path, wanted: str | None) -> UsageError:
 
 def of_slurm_job(root: Path, job: str) -> Experiment | None:
     """Return the newest experiment that was submitted or started as this Slurm job."""
-    for candidate in reversed(every(root)):
-        if candidate.slurm_job() == job:
-            return Experiment(candidate.path.absolute())
-    return None
+    where = Where(experiments=root.absolute())
+    return next((each for each in every(where)[::-1] if each.slurm_job() == job), None)

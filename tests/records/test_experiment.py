@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import UsageError
+from orchestrator.config.launch import Where
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode
 from orchestrator.records import experiments
@@ -246,21 +247,21 @@ def test_every_orders_by_time_in_name(tmp_path: Path) -> None:
     (tmp_path / "file_20270101_000000").write_text("")
     (tmp_path / "link_20270101_000000").symlink_to(tmp_path / "z_20250101_000000")
     (tmp_path / ".gitkeep").write_text("")
-    assert [found.name for found in every(tmp_path)] == [
+    assert [found.name for found in every(Where(experiments=tmp_path))] == [
         "b_20240101_000000",
         "z_20250101_000000",
         "a_20260301_120000",
         "multi_node_20260301_120001",
     ]
-    assert every(tmp_path / "none") == []
-    assert every(tmp_path / "file_20270101_000000") == []
+    assert every(Where(experiments=tmp_path / "none")) == []
+    assert every(Where(experiments=tmp_path / "file_20270101_000000")) == []
 
 
 def test_find_without_name_returns_newest(tmp_path: Path) -> None:
-    assert find(tmp_path, None) is None
+    assert find(Where(experiments=tmp_path), None) is None
     made(tmp_path, "a_20260101_000000")
     newest = made(tmp_path, "a_20260101_000001")
-    found = find(tmp_path, None)
+    found = find(Where(experiments=tmp_path), None)
     assert found is not None
     assert found.path == newest
 
@@ -272,14 +273,14 @@ def test_find_accepts_name_or_directory(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     for wanted in ("a_20260101_000000", "a_20260101_000000/", str(path),
                    "experiments/a_20260101_000000"):  # fmt: skip
-        found = find(Path("experiments"), wanted)
+        found = find(Where(), wanted)
         assert found is not None
         assert found.path == path
-    found = find(root, "copied")
+    found = find(Where(experiments=root), "copied")
     assert found is not None
     assert found.path == elsewhere
     for wanted in ("b", "a_20260101", ".", "experiments"):
-        assert find(root, wanted) is None
+        assert find(Where(experiments=root), wanted) is None
 
 
 def test_known_suggests_where_experiment_may_be(
@@ -289,7 +290,7 @@ def test_known_suggests_where_experiment_may_be(
 
     def error(wanted: str | None) -> UsageError:
         with pytest.raises(UsageError) as raised:
-            experiments.known(Path("experiments"), wanted)
+            experiments.known(Where(), wanted)
         return raised.value
 
     made(tmp_path / "project" / "experiments", "run_20260102_000000")
@@ -305,7 +306,7 @@ def test_known_suggests_where_experiment_may_be(
     assert error("other").fix.startswith("the newest is run_2")
     with pytest.raises(UsageError, match="name of the experiment is empty"):
         # This is "$EXP" with EXP unset; it does not mean the newest.
-        find(Path("experiments"), "")
+        find(Where(), "")
 
 
 # -- choosing a part of it --------------------------------------------------------------------

@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
+from orchestrator.config.launch import Where
 from orchestrator.head.follow.streams.node_logs import AppendOnly
 from orchestrator.records import experiments, trust
 from orchestrator.records.experiment import Experiment, Untrusted
@@ -58,17 +59,17 @@ def test_files_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
 @pytest.mark.parametrize("which", [".", "job.json"])
 def test_experiment_writable_by_others_is_refused(launched: Experiment, which: str) -> None:
     root, path = launched.path.parent, launched.path
-    assert [found.path for found in every(root)] == [path]
+    assert [found.path for found in every(Where(experiments=root))] == [path]
     (path / which).chmod(0o777)
-    assert every(root) == []
-    assert find(root, None) is None
-    named = find(root, path.name)
+    assert every(Where(experiments=root)) == []
+    assert find(Where(experiments=root), None) is None
+    named = find(Where(experiments=root), path.name)
     assert named is not None
     with pytest.raises(Untrusted, match="may be written by everybody") as refused:
         named.read_record()
     assert f"chmod -R go-w {path}; or add --trust-record" in refused.value.fix
     assert [found.problem for found in experiments.passed_over(root)] == [refused.value.problem]
-    trusted = find(root, None, trusted=True)
+    trusted = find(Where(experiments=root, trust_record=True), None)
     assert trusted is not None
     assert trusted.read_record() == record()
 
@@ -77,7 +78,7 @@ def test_experiment_writable_by_others_is_refused(launched: Experiment, which: s
 @pytest.mark.parametrize("which", [".", "job.json"])
 def test_experiment_of_other_user_is_refused(launched: Experiment, which: str) -> None:
     os.chown(launched.path / which, OTHER, OTHER)
-    assert every(launched.path.parent) == []
+    assert every(Where(experiments=launched.path.parent)) == []
     with pytest.raises(Untrusted, match=f"belongs to user {OTHER}") as refused:
         launched.read_record()
     assert refused.value.fix.startswith("add --trust-record")
@@ -95,7 +96,7 @@ def test_group_write_is_accepted_for_private_group(launched: Experiment) -> None
 def test_record_that_is_a_link_is_refused(launched: Experiment, tmp_path: Path) -> None:
     (launched.path / "job.json").rename(tmp_path / "job.json")
     (launched.path / "job.json").symlink_to(tmp_path / "job.json")
-    assert every(launched.path.parent) == []
+    assert every(Where(experiments=launched.path.parent)) == []
     with pytest.raises(UsageError, match="is not the record of a job"):
         launched.read_record()
 
@@ -108,7 +109,7 @@ def test_signature_decides_on_disk_without_modes(tmp_path: Path) -> None:
     # At its launch no other user knew of the directory.
     made.sign(record())
     assert made.read_record() == record()
-    assert [found.path for found in every(made.path.parent)] == [made.path]
+    assert [found.path for found in every(Where(experiments=made.path.parent))] == [made.path]
     made.write_record(record(ssh_config="/tmp/theirs"))
     with pytest.raises(Untrusted):
         made.read_record()

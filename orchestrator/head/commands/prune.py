@@ -57,7 +57,7 @@ def prune(
         raise UsageError(f"{shown(where.experiments)} cannot be read: {error.strerror}") from error
     removal = Removal(root, directory, where.ssh_config, on_nodes)
     try:
-        entries, foreign, leftovers = scan(root, trusted=where.trust_record)
+        entries, foreign, leftovers = scan(root, where)
         choose(entries, time.time(), keep, age, keep_failed=keep_failed)
         code = remove(removal, entries, leftovers, dry_run=dry_run, yes=yes)
     finally:

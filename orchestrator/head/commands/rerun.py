@@ -38,8 +38,8 @@ def rerun(
 ) -> int:
     """Launch an experiment again with its recorded code, not the directory's present one."""
     # The start of the job changes the working directory, so the path must be absolute.
-    root = where.experiments.absolute()
-    experiment = experiments.known(root, name, trusted=where.trust_record)
+    where = replace(where, experiments=where.experiments.absolute())
+    experiment = experiments.known(where, name)
     # The manifest's command is executed, so this login must have launched it.
     experiment.check_launched(experiment.read_record())
     manifest = read_manifest(experiment)

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import os
 import re
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +22,12 @@ from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from orchestrator.common import files
 from orchestrator.common.errors import OrchestratorError, UsageError
+from orchestrator.config.launch import Where
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import Living, Remove
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.timing import FILE_ANSWER_SECONDS, FILES_ANSWER_SECONDS
-from orchestrator.records import trust
+from orchestrator.records import experiments
 from orchestrator.records.checkpoint_store import shown
 from orchestrator.records.experiment import (
     TRUST,
@@ -33,9 +35,7 @@ from orchestrator.records.experiment import (
     NodeRecord,
     Untrusted,
     is_of_another_login,
-    read_record,
 )
-from orchestrator.records.experiments import stamped
 from orchestrator.records.outcome import Head
 
 if TYPE_CHECKING:
@@ -103,20 +103,20 @@ class PruneEntry(Removable):
 
 def stamp(name: str) -> float | None:
     """Return the time at the end of a name; copying a directory changes its times on the disk."""
-    match = STAMP.fullmatch(name)
-    return stamped(match[1]) if match else None
+    with contextlib.suppress(ValueError, OverflowError):
+        # A name without a time at its end stays as it is, and is no time.
+        return time.mktime(time.strptime(STAMP.sub(r"\1", name), "%Y%m%d_%H%M%S"))
+    return None
 
 
-def scan(
-    root: int, *, trusted: bool = False
-) -> tuple[list[PruneEntry], dict[str, str], list[Removable]]:
+def scan(root: int, where: Where) -> tuple[list[PruneEntry], dict[str, str], list[Removable]]:
     """Return the experiments, the newest first; why other names are none; interrupted removals."""
     entries, foreign, hidden = [], {}, []
     for each in sorted(os.scandir(root), key=lambda each: each.name):
         if GONE.fullmatch(each.name) and each.is_dir(follow_symlinks=False):
             hidden.append(Removable(each.name))
             continue
-        entry = read(root, each.name, trusted=trusted)
+        entry = read(root, each.name, where)
         if isinstance(entry, PruneEntry):
             entries.append(entry)
         else:
@@ -125,14 +125,13 @@ def scan(
     return entries, foreign, hidden
 
 
-def read(root: int, name: str, *, trusted: bool) -> PruneEntry | str:
+def read(root: int, name: str, where: Where) -> PruneEntry | str:
     """Return one entry, or the reason why it is no experiment of ours."""
     if stamp(name) is None:
         return "its name does not end with a time"
     try:
         with files.opened(name, root) as directory:
-            record = read_record(directory, Path(name), trusted=trusted)
-            launched = trusted or trust.signature(directory, record.orders) is not None
+            record, launched = experiments.read_in(directory, name, where)
             status = os.fstat(directory)
             return PruneEntry(
                 name,
@@ -208,8 +207,9 @@ def choose(
         elif entry.pinned:
             entry.stays("pinned")
         elif keep_failed and state not in ("done", "stopped"):
-            unknown = "how it ended is not known: orchestrator attach"
-            entry.stays(state if state in OVER else unknown)
+            entry.stays(
+                state if state in OVER else "how it ended is not known: orchestrator attach"
+            )
 
 
 def keep_busy(

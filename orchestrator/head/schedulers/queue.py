@@ -176,7 +176,7 @@ class SlurmNodes:
             return experiments.create(root, name)
         mine = experiments.of_slurm_job(root, self.job)
         if self.directory is not None:
-            mine = Experiment(self.directory)
+            mine = experiments.at(self.directory)
         directory = mine.again() if mine else experiments.create(root, name)
         directory.write(experiment.SLURM_JOB, self.job + "\n")
         return directory

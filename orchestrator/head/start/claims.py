@@ -351,9 +351,9 @@ def wait_for_others(request: LaunchRequest) -> None:
 
 
 def is_done(request: LaunchRequest, name: str) -> bool:
-    experiment = experiments.find(request.where.experiments, name)
+    experiment = experiments.find(request.where, name)
     if experiment is None:
-        raise experiments.missing(request.where.experiments, name)
+        raise experiments.missing(request.where, name)
     record = experiment.read_record()
     if record.over and record.state != "done":
         fix = "leave out --after, or name a job that is done"

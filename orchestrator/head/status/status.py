@@ -289,7 +289,7 @@ def find_job(where: Where, wanted: str | None) -> FoundJob:
     if wanted is None and not where.trust_record:
         report_passed_over(where.experiments, experiment)
     if experiment is None:
-        raise experiments.missing(where.experiments, wanted)
+        raise experiments.missing(where, wanted)
     record = experiment.read_record()
     # A command on such a record may contact its nodes, so their addresses must be trusted.
     if where.trust_record or not record.over:
@@ -311,10 +311,10 @@ def find_experiment(where: Where, wanted: str | None) -> Experiment | None:
 
     A record may say for ever that a job runs whose head was killed: then its nodes are asked.
     """
-    newest = experiments.find(where.experiments, wanted, trusted=where.trust_record)
+    newest = experiments.find(where, wanted)
     if wanted is not None or newest is None:
         return newest
-    unfinished = experiments.unfinished(where.experiments, trusted=where.trust_record)
+    unfinished = experiments.unfinished(where)
     read = [(each, each.read_record()) for each in unfinished if not each.elsewhere]
     candidates = [(each, record) for each, record in read if each.is_launched_here(record)]
     if [candidate.path for candidate, _ in candidates] in ([], [newest.path]):
@@ -412,7 +412,7 @@ def containers_of(
     """Return these nodes as the launches of such jobs entered them, where the list does not."""
     listed = {(node.host, node.user, node.port): node for node in nodes}
     found: dict[object, Node] = {}
-    for experiment in experiments.every(where.experiments, trusted=where.trust_record):
+    for experiment in experiments.every(where):
         record = trusted_record(experiment)
         if record is None or not matters(record):
             continue

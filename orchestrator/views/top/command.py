@@ -47,7 +47,7 @@ def top(where: Where, *, once: bool, again: bool, seconds: float) -> int:
         raise UsageError("--watch goes with --json", "without both, the screen is live by itself")
     transport = without_record(where)
     nodes = read_nodes(where.node_list)
-    watch = Watch(transport, nodes, where.experiments, where.trust_record)
+    watch = Watch(transport, nodes, where)
     with closing(watch):
         if output.as_json() or once or not can_be_live():
             watch.closer = EVERY if output.as_json() else ""
@@ -63,7 +63,7 @@ def can_be_live() -> bool:
 def of_job(where: Where, found: FoundJob) -> None:
     """Show one job live until it is over or the user quits."""
     record = found.record
-    watch = Watch(found.transport, record.nodes, where.experiments, where.trust_record, record.job)
+    watch = Watch(found.transport, record.nodes, where, record.job)
     with closing(watch):
         live(where, watch, SECONDS, alone=record.job)
 
@@ -117,7 +117,7 @@ def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
 
 
 def known(where: Where, job: JobSample) -> Experiment:
-    found = experiments.find(where.experiments, job.experiment or job.job)
+    found = experiments.find(where, job.experiment or job.job)
     if found is None:
         what = f"{job.job} was not started from {where.experiments}: its files are not here"
         raise UsageError(what, "--experiments names another directory")
@@ -177,7 +177,7 @@ def users_stack(stacks: str, tree: str) -> Sequence[str]:
 def is_over(where: Where, job: str) -> bool:
     """Return True if the record says that the job is over, even if a node of it is lost."""
     with suppress(OrchestratorError):
-        found = experiments.find(where.experiments, job)
+        found = experiments.find(where, job)
         return found is None or found.read_record().over
     return False
 

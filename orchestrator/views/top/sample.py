@@ -7,9 +7,9 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from orchestrator.common.errors import OrchestratorError
+from orchestrator.config.launch import Where
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
@@ -82,8 +82,7 @@ class Watch:
 
     transport: Transport
     nodes: Sequence[Node | NodeRecord]
-    experiments: Path
-    trusted: bool = False
+    where: Where
     # The job whose ranks are included, or EVERY.
     closer: str = ""
     # How many seconds a sample waits for slow nodes; None waits for all.
@@ -140,7 +139,7 @@ class Watch:
         return sorted(samples, key=lambda sample: (not sample.experiment, sample.since))
 
     def find(self, jobs: dict[str, JobSample]) -> None:
-        for each in experiments.every(self.experiments, trusted=self.trusted):
+        for each in experiments.every(self.where):
             with contextlib.suppress(OrchestratorError):
                 if (job := each.read_record().job) in jobs:
                     self.known[job] = each

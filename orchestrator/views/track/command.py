@@ -43,7 +43,7 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
     parameters = parsed(options, names)
     experiment = find_experiment(where, wanted)
     if experiment is None:
-        raise experiments.missing(where.experiments, wanted)
+        raise experiments.missing(where, wanted)
     if not experiment.hold(TRACKING):
         raise UsageError(f"{experiment.name} is tracked already, by another process")
     say(
@@ -139,7 +139,7 @@ def metrics(where: Where, host: str, port: int, token_file: Path | None) -> int:
         from orchestrator.views.track import exposition
     listening = listen(host, port)
     say(f"http://{in_url(host)}:{listening.getsockname()[1]}/metrics, until Ctrl-C")
-    jobs = exposition.Exposition(where.experiments, where.trust_record)
+    jobs = exposition.Exposition(where)
     serve(exposition.app(jobs, token), listening)
     return EXIT_DONE
 

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.hosts import is_this_machine
+from orchestrator.config.launch import Where
 from orchestrator.records import experiments, goodput
 from orchestrator.records.experiment import RECORD, Experiment, JobRecord
 from orchestrator.records.metrics import samples, trainers
@@ -89,8 +90,7 @@ Metric = tuple[str, dict[str, str], float]
 class Exposition:
     """All experiments of a directory. Records that did not change are not read again."""
 
-    root: Path
-    trusted: bool = False
+    where: Where
     records: dict[Path, tuple[float, JobRecord | None]] = field(default_factory=dict)
 
     def text(self) -> str:
@@ -114,7 +114,7 @@ class Exposition:
     def current(self, now: float) -> Iterator[tuple[Experiment, JobRecord]]:
         """Yield the experiments that run, or ended within STAYS_SECONDS."""
         known = dict[Path, tuple[float, JobRecord | None]]()
-        for each in experiments.every(self.root, trusted=self.trusted):
+        for each in experiments.every(self.where):
             try:
                 changed = (each.path / RECORD).stat().st_mtime
                 before = self.records.get(each.path)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from orchestrator.common import files
+from orchestrator.config.launch import Where
 from orchestrator.head.prune import removal as removals
 from orchestrator.head.prune.removal import NotRemovable, PruneEntry, Removal
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -199,7 +200,7 @@ def removal(root: Path) -> Iterator[Removal]:
 
 
 def entry_of(removal: Removal, name: str = "m_20260101_000000") -> PruneEntry:
-    return next(one for one in removals.scan(removal.root)[0] if one.name == name)
+    return next(one for one in removals.scan(removal.root, Where())[0] if one.name == name)
 
 
 def test_hold_refuses_experiment_pinned_or_replaced_during_question(
@@ -346,7 +347,7 @@ def test_prune_keeps_experiment_in_use(root: Path, typed: Typed) -> None:
 
 
 def test_prune_keeps_experiment_locked_during_question(root: Path, removal: Removal) -> None:
-    found = removals.scan(removal.root)[0]
+    found = removals.scan(removal.root, Where())[0]
     place = Experiment(root / "m_20260101_000000")
     assert place.lock() is None
     other = os.open(root / "m_20260102_000000", os.O_RDONLY)

@@ -13,6 +13,7 @@ from threading import Event
 import pytest
 
 from orchestrator.common.errors import NodeError
+from orchestrator.config.launch import Where
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.nodes.node_list import Node
@@ -117,7 +118,8 @@ def refusing() -> Iterator[Refusing]:
 
 
 def test_late_node_delays_no_other(refusing: Refusing, tmp_path: Path) -> None:
-    with closing(Watch(refusing, [Node("late"), Node("other")], tmp_path)) as watch:
+    where = Where(experiments=tmp_path)
+    with closing(Watch(refusing, [Node("late"), Node("other")], where)) as watch:
         watch.patience = 0.5
         problems = [node.problem for node in watch.observe().nodes]
         assert problems == ["connecting ...", "other refuses"]
@@ -166,7 +168,7 @@ def test_gpus_are_asked_at_intervals(refusing: Refusing) -> None:
 def test_jobs_are_found_with_experiments(tmp_path: Path) -> None:
     made = experiment(tmp_path / "train_20260101_000000", steps=30, state="running", ended=None)
     made.write("config.yaml", "training:\n  max_steps: 50\n")
-    watch = Watch(Transport.__new__(NoTransport), [], tmp_path)
+    watch = Watch(Transport.__new__(NoTransport), [], Where(experiments=tmp_path))
     nodes = [
         NodeSample("one", Checkup(load=load("train_20260101_000000"))),
         NodeSample("two", Checkup(load=load("foreign"))),

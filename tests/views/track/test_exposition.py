@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.config.launch import Where
 from orchestrator.records.experiment import NodeRecord
 from orchestrator.views.track.exposition import (
     HELP,
@@ -26,7 +27,7 @@ GRAFANA = Path(__file__).parents[3] / "config" / "grafana" / "orchestrator.json"
 
 def points(root: Path, now: float = NOW) -> dict[str, list[tuple[dict[str, str], float]]]:
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for name, labels, value in Exposition(root).points(now):
+    for name, labels, value in Exposition(Where(experiments=root)).points(now):
         found.setdefault(name, []).append((labels, value))
     return found
 
@@ -93,7 +94,7 @@ def test_lost_loss_is_exposed_as_nan(tmp_path: Path) -> None:
     tell(made, "rank_00_metrics.jsonl", {**told, "loss": 0.5}, {**told, "step": 8, "loss": None})
     assert [str(value) for _, value in points(tmp_path)["loss"]] == ["nan"]
     assert "mfu_ratio" not in points(tmp_path)
-    text = written(Exposition(tmp_path).points(NOW))
+    text = written(Exposition(Where(experiments=tmp_path)).points(NOW))
     assert [line.rpartition(" ")[2] for line in text.splitlines() if "_loss{" in line] == ["NaN"]
 
 
@@ -136,7 +137,8 @@ def test_requests_need_path_and_token(
     tmp_path: Path, token: str, path: str, headers: dict[str, str], code: int
 ) -> None:
     job(tmp_path, "one")
-    got = asyncio.run(ask(app(Exposition(tmp_path), token), path, headers=headers))
+    served = app(Exposition(Where(experiments=tmp_path)), token)
+    got = asyncio.run(ask(served, path, headers=headers))
     assert got.code == code
     assert ("orchestrator_job_state{" in got.text) == (code == 200)
 

@@ -203,7 +203,7 @@ class Sweep:
         # Its head reports its own error in head.txt.
         with contextlib.suppress(OrchestratorError):
             one.process.answer(lambda _: None)
-        experiment, followed = Experiment(one.place), time.monotonic()
+        experiment, followed = experiments.at(one.place), time.monotonic()
         try:
             while not (record := experiment.read_record()).over:
                 # An attach follows the job.
@@ -337,7 +337,7 @@ def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None)
     about = About(terms.metric, terms.best, count)
     journal = journals.create(base.where.experiments, str(options["name"]), about)
     say(f"{journal.name} is in {output.path(journal.path)}")
-    Experiment(journal.path).lock()
+    experiments.at(journal.path).lock()
     return lead(journal, base, terms, members)
 
 
@@ -362,9 +362,9 @@ def lead(
 
 def stop(where: Where, journal: Journal, grace: float | None) -> int:
     """Stop a sweep by the process that leads it; without one, stop the members that still run."""
-    experiment = Experiment(journal.path)
+    experiment = experiments.at(journal.path)
     if not experiment.followed:
-        running = [one for one in experiments.every(where.experiments) if runs_in(journal, one)]
+        running = [one for one in experiments.every(where) if runs_in(journal, one)]
         return max((stop_job(where, str(one.path), grace=grace) for one in running), default=0)
     journal.ask_to_stop()
     deadline = time.monotonic() + STOP_SECONDS
