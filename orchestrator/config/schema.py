@@ -27,39 +27,53 @@ from orchestrator.config.parse import (
 )
 
 SHARDED = ("hybrid_shard", "full_shard", "shard_grad_op")
-COPIED = ("ddp", "no_shard")  # synonyms: a whole copy on every rank
+# Two names of one strategy: a whole copy on every rank.
+COPIED = ("ddp", "no_shard")
 
 
-def only(name: str, *values: Any) -> Any:
-    """Mark a field that has a meaning only while another one has one of these values."""
-    return {"only": ((name, values),)}
+def only(name: str, *values: Any) -> tuple[str, tuple[Any, ...]]:
+    """Return the condition that another key has one of these values."""
+    return name, values
 
 
-def both(first: Any, second: Any) -> Any:
-    """Mark a field that has a meaning only while two others have such values."""
-    return {"only": first["only"] + second["only"]}
+def setting(default: Any, meaning: str, *conditions: tuple[str, tuple[Any, ...]]) -> Any:
+    """Declare a key: its default, its line in docs/config.md, and when it has a meaning."""
+    made: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
+    return field(**made, metadata={"meaning": meaning, "only": conditions})
 
 
 @dataclass(frozen=True)
 class TrainingConfig:
     """The length of the training, and its arithmetic."""
 
-    max_steps: int = 100  # optimizer steps
-    max_minutes: float | None = None  # save and end after this time, unless max_steps comes first
-    batch_size: int = 8  # samples per rank and micro-batch
-    gradient_accumulation: int = 1  # micro-batches per step
-    mixed_precision: str = "fp32"  # compute in fp32, bf16 or fp16; weights stay fp32
-    activation_checkpointing: str = "none"  # none; selective: keep costly activations; full
-    grad_clip_norm: float = 1.0  # largest norm of the whole gradient; 0: no clipping
-    ema: float | None = None  # evaluate an average of the weights: decay per step, such as 0.999
-    seed: int = 0  # seed of weights, sample order and dropout
-    deterministic: bool = False  # use only operations that give the same bits every time
-    max_bad_steps: int = 10  # end after this many steps in a row with NaN or inf
-    eval_steps: int | None = None  # steps between evaluations on held-out samples
-    eval_seconds: float | None = None  # seconds between evaluations
-    eval_batches: int | None = None  # most batches per rank; default: all samples
-    patience: int | None = None  # end after this many evaluations without a better checkpoint.best
-    loss: str | None = None  # package.module:function of (model, batch); default: the model's own
+    max_steps: int = setting(100, "optimizer steps of the run")
+    max_minutes: float | None = setting(
+        None, "save and end after this time, unless max_steps comes first"
+    )
+    batch_size: int = setting(8, "samples per rank and micro-batch")
+    gradient_accumulation: int = setting(1, "micro-batches per step")
+    mixed_precision: str = setting("fp32", "compute in fp32, bf16 or fp16; weights stay fp32")
+    activation_checkpointing: str = setting(
+        "none", "none; selective (keep costly activations); full"
+    )
+    grad_clip_norm: float = setting(1.0, "largest norm of the whole gradient; 0 turns clipping off")
+    ema: float | None = setting(
+        None, "evaluate an average of the weights with this decay per step, such as 0.999"
+    )
+    seed: int = setting(0, "seed of weights, sample order and dropout")
+    deterministic: bool = setting(False, "use only operations that give the same bits every time")
+    max_bad_steps: int = setting(10, "end after this many steps in a row with NaN or inf")
+    eval_steps: int | None = setting(None, "steps between evaluations on held-out samples")
+    eval_seconds: float | None = setting(None, "seconds between evaluations")
+    eval_batches: int | None = setting(
+        None, "most batches per rank in an evaluation; default: all samples"
+    )
+    patience: int | None = setting(
+        None, "end after this many evaluations without a better checkpoint.best"
+    )
+    loss: str | None = setting(
+        None, "package.module:function of (model, batch); default: the model's own"
+    )
 
     def __post_init__(self) -> None:
         at_least_each(
@@ -91,25 +105,35 @@ BUILT_IN = only("model.kind", "decoder", "ranking")
 class ModelConfig:
     """The model to train: a decoder language model, a ranking transformer, or your own."""
 
-    kind: str = "decoder"  # decoder, ranking, or target (implied by model.target)
-    target: str | None = field(default=None, metadata=OWN_MODEL)  # package.module:function
-    args: dict[str, Any] = field(default_factory=dict, metadata=OWN_MODEL)  # its arguments
-    weights: str | None = None  # values to begin with: .safetensors, or a directory of them
-    vocab_size: int = field(default=256, metadata=BUILT_IN)  # tokens, or ids per sparse feature
-    model_dim: int = field(default=64, metadata=BUILT_IN)
-    num_layers: int = field(default=2, metadata=BUILT_IN)
-    num_heads: int = field(default=4, metadata=BUILT_IN)
-    mlp_hidden_dim: int | None = field(default=None, metadata=BUILT_IN)  # 8/3 or 4 x model_dim
-    dropout: float = field(default=0.0, metadata=BUILT_IN)
-    num_kv_heads: int | None = field(default=None, metadata=DECODER)  # fewer: grouped queries
-    rope_theta: float = field(default=10000.0, metadata=DECODER)
-    norm_eps: float = field(default=1e-5, metadata=DECODER)
-    tie_embeddings: bool = field(default=False, metadata=DECODER)  # the head uses the embedding
-    loss_chunk: int = field(default=4096, metadata=DECODER)  # tokens whose logits exist at once
-    embedding_dim: int = field(default=32, metadata=RANKING)  # per sparse feature
-    sparse_features: int = field(default=8, metadata=RANKING)
-    num_dense_features: int = field(default=4, metadata=RANKING)
-    dense_dim: int = field(default=16, metadata=RANKING)  # numbers per dense feature
+    kind: str = setting("decoder", "decoder, ranking, or target (implied by model.target)")
+    target: str | None = setting(None, "package.module:function that returns the model", OWN_MODEL)
+    args: dict[str, Any] = setting({}, "arguments of target", OWN_MODEL)
+    weights: str | None = setting(
+        None, "values to begin with: a .safetensors file, or a directory of them"
+    )
+    vocab_size: int = setting(256, "tokens, or ids per sparse feature", BUILT_IN)
+    model_dim: int = setting(64, "channels of a token", BUILT_IN)
+    num_layers: int = setting(2, "blocks", BUILT_IN)
+    num_heads: int = setting(4, "attention heads of a block", BUILT_IN)
+    mlp_hidden_dim: int | None = setting(
+        None,
+        "channels inside a block's MLP; default: 8/3 x model_dim, or 4 x for ranking",
+        BUILT_IN,
+    )
+    dropout: float = setting(0.0, "part of the activations that is dropped", BUILT_IN)
+    num_kv_heads: int | None = setting(
+        None, "heads of keys and values; fewer than num_heads: grouped queries", DECODER
+    )
+    rope_theta: float = setting(10000.0, "base of the rotary positions", DECODER)
+    norm_eps: float = setting(1e-5, "epsilon of the norms", DECODER)
+    tie_embeddings: bool = setting(
+        False, "the output head uses the weights of the embedding", DECODER
+    )
+    loss_chunk: int = setting(4096, "tokens whose logits exist at once", DECODER)
+    embedding_dim: int = setting(32, "channels per sparse feature", RANKING)
+    sparse_features: int = setting(8, "number of sparse features", RANKING)
+    num_dense_features: int = setting(4, "number of dense features", RANKING)
+    dense_dim: int = setting(16, "numbers per dense feature", RANKING)
 
     def __post_init__(self) -> None:
         if self.target is not None and self.kind != "target":
@@ -141,7 +165,6 @@ class ModelConfig:
 FILES = only("dataset.kind", "tokens")
 SPLIT = only("dataset.kind", "library", "tokens", "synthetic")
 SYNTHETIC = only("dataset.kind", "synthetic")
-TEXT = only("dataset.kind", "library", "tokens", "synthetic")
 OWN_DATA = only("dataset.kind", "target")
 KINDS = ("library", "synthetic", "tokens", "target")
 
@@ -154,15 +177,19 @@ class DatasetConfig:
     target: your own.
     """
 
-    kind: str = "library"  # one of the above; path and target imply it
-    path: str | None = field(default=None, metadata=FILES)  # file
-    eval_path: str | None = field(default=None, metadata=FILES)  # default: the end of path
-    target: str | None = field(default=None, metadata=OWN_DATA)  # package.module:function
-    args: dict[str, Any] = field(default_factory=dict, metadata=OWN_DATA)  # arguments of target
-    sequence_length: int = field(default=64, metadata=TEXT)  # tokens per sample
-    num_samples: int = field(default=10000, metadata=SYNTHETIC)
-    eval_fraction: float = field(default=0.05, metadata=SPLIT)  # held out, without eval_path
-    shuffle: bool = True
+    kind: str = setting("library", "one of the above; path and target imply it")
+    path: str | None = setting(None, "file of scripts/make_tokens.py", FILES)
+    eval_path: str | None = setting(
+        None, "file of held-out tokens; default: the end of path", FILES
+    )
+    target: str | None = setting(None, "package.module:function that returns the dataset", OWN_DATA)
+    args: dict[str, Any] = setting({}, "arguments of target", OWN_DATA)
+    sequence_length: int = setting(64, "tokens per sample", SPLIT)
+    num_samples: int = setting(10000, "samples to invent", SYNTHETIC)
+    eval_fraction: float = setting(
+        0.05, "part of the samples that is held out, without eval_path", SPLIT
+    )
+    shuffle: bool = setting(True, "draw the samples of an epoch in a random order")
 
     def __post_init__(self) -> None:
         if self.kind in ("records", "huggingface"):
@@ -199,22 +226,26 @@ class OptimizerConfig:
     embeddings, the output head, and all weights that do not have two dimensions.
     """
 
-    name: str = "adamw"  # adamw, sgd or muon
-    lr: float = 3e-3  # the highest learning rate; with muon, of what AdamW trains
-    weight_decay: float = 0.01
-    betas: tuple[float, float] = field(
-        default=(0.9, 0.95), metadata=only("optimizer.name", "adamw", "muon")
+    name: str = setting("adamw", "adamw, sgd or muon")
+    lr: float = setting(3e-3, "highest learning rate; with muon, of what AdamW trains")
+    weight_decay: float = setting(0.01, "decay of matrices")
+    betas: tuple[float, float] = setting(
+        (0.9, 0.95), "decay of AdamW's averages", only("optimizer.name", "adamw", "muon")
     )
-    eps: float = field(default=1e-8, metadata=only("optimizer.name", "adamw", "muon"))
-    momentum: float | None = field(
-        default=None, metadata=only("optimizer.name", "sgd", "muon")
-    )  # default: 0.9 of sgd, 0.95 of muon
-    muon_lr: float | None = field(
-        default=None, metadata=only("optimizer.name", "muon")
-    )  # learning rate of the matrices in the blocks; default: optimizer.lr
-    adjust_lr: str = field(
-        default="match_rms_adamw", metadata=only("optimizer.name", "muon")
-    )  # muon_lr by a matrix's shape: so that updates are as large as AdamW's; or "original"
+    eps: float = setting(1e-8, "epsilon of AdamW", only("optimizer.name", "adamw", "muon"))
+    momentum: float | None = setting(
+        None, "default: 0.9 with sgd, 0.95 with muon", only("optimizer.name", "sgd", "muon")
+    )
+    muon_lr: float | None = setting(
+        None,
+        "learning rate of the matrices in the blocks; default: optimizer.lr",
+        only("optimizer.name", "muon"),
+    )
+    adjust_lr: str = setting(
+        "match_rms_adamw",
+        "scale muon_lr by a matrix's shape, so that updates are as large as AdamW's; or original",
+        only("optimizer.name", "muon"),
+    )
 
     def __post_init__(self) -> None:
         one_of("optimizer.name", self.name, ("adamw", "sgd", "muon"))
@@ -230,13 +261,21 @@ class OptimizerConfig:
 class SchedulerConfig:
     """The learning rate: it rises from zero during the warm-up, then follows `name`."""
 
-    name: str = "cosine"  # constant, linear, cosine, or wsd: warm up, hold, decay
-    warmup_steps: int | None = None  # default: a twentieth of all steps
-    total_steps: int | None = None  # default: training.max_steps
-    decay_steps: int | None = field(default=None, metadata=only("scheduler.name", "wsd"))  # a fifth
-    min_lr_ratio: float = field(
-        default=0.1, metadata=only("scheduler.name", "linear", "cosine", "wsd")
-    )  # final rate as a part of optimizer.lr
+    name: str = setting("cosine", "constant, linear, cosine, or wsd (warm up, hold, decay)")
+    warmup_steps: int | None = setting(
+        None, "steps of the warm-up; default: a twentieth of all steps"
+    )
+    total_steps: int | None = setting(
+        None, "steps until the end of the schedule; default: training.max_steps"
+    )
+    decay_steps: int | None = setting(
+        None, "steps of the decay; default: a fifth of all steps", only("scheduler.name", "wsd")
+    )
+    min_lr_ratio: float = setting(
+        0.1,
+        "final rate as a part of optimizer.lr",
+        only("scheduler.name", "linear", "cosine", "wsd"),
+    )
 
     def __post_init__(self) -> None:
         one_of("scheduler.name", self.name, ("constant", "linear", "cosine", "wsd"))
@@ -258,22 +297,33 @@ class FsdpConfig:
     ddp or no_shard: a copy on every rank.
     """
 
-    sharding_strategy: str = "hybrid_shard"
-    shard_size: int | None = field(
-        default=None, metadata=only("fsdp.sharding_strategy", "hybrid_shard")
-    )  # ranks that share one copy; default: the ranks of a node
-    reshard_after_forward: bool = field(
-        default=True, metadata=only("fsdp.sharding_strategy", "hybrid_shard", "full_shard")
-    )  # free a block's whole parameters between forward and backward: memory for communication
-    forward_prefetch: int = field(default=0, metadata=FSDP)  # blocks gathered in advance
-    backward_prefetch: int = field(default=1, metadata=FSDP)
-    param_dtype: str = field(
-        default="fp32", metadata=both(FSDP, only("training.mixed_precision", "bf16"))
-    )  # dtype of gathered weights; or bf16
-    reduce_dtype: str = field(default="fp32", metadata=FSDP)  # dtype of gradient sums; or bf16
-    accumulate: str = field(default="sharded", metadata=FSDP)  # whole: faster, but more memory
-    cpu_offload: bool = field(default=False, metadata=FSDP)  # keep shards in host memory
-    wrap: tuple[str, ...] = ()  # classes of your model to shard; default: the blocks of ModuleLists
+    sharding_strategy: str = setting("hybrid_shard", "one of the above")
+    shard_size: int | None = setting(
+        None,
+        "ranks that share one copy; default: the ranks of a node",
+        only("fsdp.sharding_strategy", "hybrid_shard"),
+    )
+    reshard_after_forward: bool = setting(
+        True,
+        "free a block's whole parameters between forward and backward: memory for communication",
+        only("fsdp.sharding_strategy", "hybrid_shard", "full_shard"),
+    )
+    forward_prefetch: int = setting(0, "blocks gathered in advance of the forward pass", FSDP)
+    backward_prefetch: int = setting(1, "blocks gathered in advance of the backward pass", FSDP)
+    param_dtype: str = setting(
+        "fp32",
+        "dtype of gathered weights: fp32 or bf16",
+        FSDP,
+        only("training.mixed_precision", "bf16"),
+    )
+    reduce_dtype: str = setting("fp32", "dtype of gradient sums: fp32 or bf16", FSDP)
+    accumulate: str = setting(
+        "sharded", "gradients between micro-batches: sharded, or whole (faster, more memory)", FSDP
+    )
+    cpu_offload: bool = setting(False, "keep shards in host memory", FSDP)
+    wrap: tuple[str, ...] = setting(
+        (), "classes of your model to shard; default: the blocks of ModuleLists"
+    )
 
     def __post_init__(self) -> None:
         one_of("fsdp.sharding_strategy", self.sharding_strategy, SHARDED + COPIED)
@@ -288,13 +338,21 @@ class FsdpConfig:
 class DistributedConfig:
     """The process group, and what ddp does with it."""
 
-    backend: str | None = None  # default: nccl with GPUs, else gloo
-    timeout: float = 600.0  # seconds after which a collective fails that others do not join
-    bucket_cap_mb: float = field(default=25.0, metadata=DDP)  # gradients sent together
-    gradient_as_bucket_view: bool = field(default=True, metadata=DDP)  # saves a copy
-    static_graph: bool = field(default=False, metadata=DDP)
-    find_unused_parameters: bool = False  # steps may leave out parts of the model; ddp alone
-    broadcast_buffers: bool = field(default=False, metadata=DDP)
+    backend: str | None = setting(None, "nccl or gloo; default: nccl with GPUs, else gloo")
+    timeout: float = setting(
+        600.0, "seconds after which a collective fails that other ranks do not join"
+    )
+    bucket_cap_mb: float = setting(25.0, "megabytes of gradients sent together", DDP)
+    gradient_as_bucket_view: bool = setting(
+        True, "let gradients be views of the buckets, which saves a copy", DDP
+    )
+    static_graph: bool = setting(False, "tell ddp that every step uses the same parameters", DDP)
+    find_unused_parameters: bool = setting(
+        False, "let steps leave out parts of the model; for ddp alone"
+    )
+    broadcast_buffers: bool = setting(
+        False, "send rank 0's buffers to all ranks before each forward pass", DDP
+    )
 
     def __post_init__(self) -> None:
         if self.backend is not None:
@@ -310,8 +368,12 @@ class DistributedConfig:
 class NcclConfig:
     """The network between nodes; `orchestrator plan --explain` shows the result and why."""
 
-    profile: str = "auto"  # the fastest that all nodes have; or infiniband, roce, ethernet, debug
-    variables: dict[str, str] = field(default_factory=dict, metadata=REST)  # such as NCCL_DEBUG
+    profile: str = setting(
+        "auto", "auto (the fastest that all nodes have), infiniband, roce, ethernet or debug"
+    )
+    variables: dict[str, str] = field(
+        default_factory=dict, metadata={**REST, "meaning": "such as NCCL_DEBUG"}
+    )
 
     def __post_init__(self) -> None:
         profiles = ("auto", "infiniband", "roce", "ethernet", "debug")
@@ -325,20 +387,24 @@ COMPILED = only("compile.enabled", True)
 class CompileConfig:
     """torch.compile, block by block."""
 
-    enabled: bool = False
-    backend: str = field(default="inductor", metadata=COMPILED)
-    mode: str | None = field(default=None, metadata=COMPILED)  # such as max-autotune-no-cudagraphs
-    fullgraph: bool = field(default=False, metadata=COMPILED)  # make a graph break an error
-    dynamic: bool | None = field(default=None, metadata=COMPILED)  # expect shapes that change
+    enabled: bool = setting(False, "compile the model")
+    backend: str = setting("inductor", "backend of torch.compile", COMPILED)
+    mode: str | None = setting(
+        None, "mode of torch.compile, such as max-autotune-no-cudagraphs", COMPILED
+    )
+    fullgraph: bool = setting(False, "make a graph break an error", COMPILED)
+    dynamic: bool | None = setting(None, "expect shapes that change", COMPILED)
 
 
 @dataclass(frozen=True)
 class DataloaderConfig:
     """The loading of samples from disk to device."""
 
-    num_workers: int = 0  # loading processes per rank; 0: the rank itself loads
-    pin_memory: bool = True  # copies to GPUs overlap with computation
-    prefetch_factor: int = 2  # batches that each worker loads in advance
+    num_workers: int = setting(0, "loading processes per rank; 0: the rank loads by itself")
+    pin_memory: bool = setting(
+        True, "pin host memory, so that copies to GPUs overlap with computation"
+    )
+    prefetch_factor: int = setting(2, "batches that each worker loads in advance")
 
     def __post_init__(self) -> None:
         at_least("dataloader.num_workers", self.num_workers, 0)
@@ -360,17 +426,27 @@ def best_metric(key: str, text: str) -> tuple[str, bool]:
 class CheckpointConfig:
     """Saved state: sharded, checksummed, written whole or not at all."""
 
-    steps: int | None = None  # steps between two checkpoints
-    seconds: float | None = None  # seconds between two checkpoints
-    at_end: bool = True  # also save when the run ends or is stopped
-    directory: str | None = None  # default: outputs/checkpoints of the experiment
-    keep: int = 3  # how many of the newest to keep
-    copies: int = 1  # nodes that keep each part, where they share no disk; 2: also a neighbour
-    best: str | None = None  # also keep the best: "min eval_loss", "max eval_correct"
-    asynchronous: bool = True  # training continues while files are written
-    mirror: str | None = None  # copy each there in the background: s3://BUCKET/NAME, file:///PATH
-    memory_every: int | None = None  # steps between states in memory; 0: none; default: what 3% pay
-    resume: str = "never"  # auto: from the newest valid one; or a checkpoint, experiment or mirror
+    steps: int | None = setting(None, "steps between two checkpoints")
+    seconds: float | None = setting(None, "seconds between two checkpoints")
+    at_end: bool = setting(True, "also save when the run ends or is stopped")
+    directory: str | None = setting(
+        None, "where to save; default: outputs/checkpoints of the experiment"
+    )
+    keep: int = setting(3, "number of the newest to keep")
+    copies: int = setting(
+        1, "nodes that keep each part where they share no disk; 2: also a neighbour"
+    )
+    best: str | None = setting(None, 'also keep the best: "min eval_loss", "max eval_correct"')
+    asynchronous: bool = setting(True, "continue training while files are written")
+    mirror: str | None = setting(
+        None, "copy each in the background to s3://BUCKET/NAME or file:///PATH"
+    )
+    memory_every: int | None = setting(
+        None, "steps between states in memory; 0: none; default: at most 3% of the time"
+    )
+    resume: str = setting(
+        "never", "never; auto (the newest valid one); a checkpoint, experiment or mirror"
+    )
 
     def __post_init__(self) -> None:
         at_least_each("checkpoint", self, 1, "steps", "keep", "copies")
@@ -392,13 +468,17 @@ PROFILED = only("profiling.enabled", True)
 class ProfilingConfig:
     """A Chrome trace per rank, over some steps of the run; `orchestrator profile` reads them."""
 
-    enabled: bool = False
-    wait: int | None = field(default=None, metadata=PROFILED)  # steps before it; 5, if there are
-    warmup: int | None = field(default=None, metadata=PROFILED)  # traced and discarded; 2, so too
-    active: int = field(default=3, metadata=PROFILED)  # steps in the trace
-    record_shapes: bool = field(default=False, metadata=PROFILED)
-    profile_memory: bool = field(default=False, metadata=PROFILED)
-    with_stack: bool = field(default=False, metadata=PROFILED)
+    enabled: bool = setting(False, "trace some steps")
+    wait: int | None = setting(
+        None, "steps before the trace; default: 5, or fewer in a short run", PROFILED
+    )
+    warmup: int | None = setting(
+        None, "steps traced and discarded; default: 2, or fewer in a short run", PROFILED
+    )
+    active: int = setting(3, "steps in the trace", PROFILED)
+    record_shapes: bool = setting(False, "record the shapes of tensors", PROFILED)
+    profile_memory: bool = setting(False, "record allocations", PROFILED)
+    with_stack: bool = setting(False, "record the lines of Python", PROFILED)
 
     def __post_init__(self) -> None:
         at_least_each("profiling", self, 0, "wait", "warmup")
@@ -425,9 +505,11 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 class LoggingConfig:
     """The reports of a run."""
 
-    interval: int = 10  # steps between two progress lines and metrics lines
-    trackers: tuple[str, ...] = ()  # tensorboard, wandb, mlflow: they get what rank 0 measures
-    tracker_options: dict[str, Any] = field(default_factory=dict)  # {wandb: {project: p}}
+    interval: int = setting(10, "steps between two progress lines and metrics lines")
+    trackers: tuple[str, ...] = setting(
+        (), "tensorboard, wandb, mlflow: they receive what rank 0 measures"
+    )
+    tracker_options: dict[str, Any] = setting({}, "options by tracker: {wandb: {project: p}}")
 
     def __post_init__(self) -> None:
         at_least("logging.interval", self.interval, 1)
@@ -449,13 +531,21 @@ class LoggingConfig:
 class SyncConfig:
     """The files that travel to nodes which do not share the head's directory."""
 
-    include: tuple[str, ...] = ()  # patterns of what travels although git ignores it
-    exclude: tuple[str, ...] = ()  # patterns of what stays here
-    outputs: tuple[str, ...] = ()  # directories the program writes: the node's own, kept there
-    link: tuple[str, ...] = ()  # more of a node's own, beside data, datasets and .venv: inputs
-    largest_file: float = 200.0  # megabytes; a larger one is refused
-    largest_tree: float = 2000.0  # megabytes; more is refused
-    keep: float = 20.0  # megabytes; code up to here is kept with the experiment, for rerun
+    include: tuple[str, ...] = setting(
+        (), "patterns of files that are sent although git ignores them"
+    )
+    exclude: tuple[str, ...] = setting((), "patterns of files that are not sent")
+    outputs: tuple[str, ...] = setting(
+        (), "directories that the program writes; each node keeps its own"
+    )
+    link: tuple[str, ...] = setting(
+        (), "more directories of inputs that each node has, beside data, datasets and .venv"
+    )
+    largest_file: float = setting(200.0, "megabytes of the largest file that is sent")
+    largest_tree: float = setting(2000.0, "megabytes of the largest tree that is sent")
+    keep: float = setting(
+        20.0, "megabytes of the largest code that is kept with the experiment, for rerun"
+    )
 
     def __post_init__(self) -> None:
         above_each("sync", self, 0, "largest_file", "largest_tree")
@@ -493,7 +583,7 @@ class Config:
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     nccl: NcclConfig = field(default_factory=NcclConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
-    env: dict[str, str] = field(default_factory=dict)  # more environment variables for every rank
+    env: dict[str, str] = setting({}, "more environment variables for every rank")
 
     def __post_init__(self) -> None:
         refuse(self)
