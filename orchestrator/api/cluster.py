@@ -383,7 +383,7 @@ def check_callable(function: object) -> None:
 
 def pack(payload: Path, name: str, call: tuple[object, ...], directory: Path) -> None:
     """Write the call, and the cloudpickle that can read it: nodes need not have one."""
-    import cloudpickle  # type: ignore[import-untyped]
+    import cloudpickle
 
     try:
         with (payload / "call.pkl").open("wb") as file:

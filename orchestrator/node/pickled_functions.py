@@ -12,7 +12,7 @@ from typing import IO, Any
 
 def dump(what: object, file: IO[bytes]) -> None:
     """Write a pickle that may contain functions; raise ImportError without cloudpickle."""
-    import cloudpickle  # type: ignore[import-untyped]
+    import cloudpickle
 
     class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # its base is untyped
         def reducer_override(self, obj: Any) -> Any:

@@ -70,7 +70,7 @@ class Phases:
     def backward(self, loss: Tensor, **how: Any) -> None:
         """Run loss.backward(), and time DDP's wait at its end as exposed communication."""
         if self._waits != "ddp":
-            loss.backward(**how)  # type: ignore[no-untyped-call]
+            loss.backward(**how)
             return
         engine = torch.autograd.Variable._execution_engine
         with contextlib.ExitStack() as waiting:
@@ -78,8 +78,8 @@ class Phases:
             def all_computed() -> None:
                 waiting.enter_context(self("exposed_comm"))
 
-            hook = loss.register_hook(lambda _: engine.queue_callback(all_computed))  # type: ignore[no-untyped-call]
-            loss.backward(**how)  # type: ignore[no-untyped-call]
+            hook = loss.register_hook(lambda _: engine.queue_callback(all_computed))
+            loss.backward(**how)
         hook.remove()
 
     def flush(self, steps: int) -> dict[str, float | None]:
@@ -118,7 +118,7 @@ def _how_it_waits(model: nn.Module) -> Literal["ddp", "never", "unseen"]:
     for module in model.modules():
         if isinstance(module, DistributedDataParallel):
             # DDP broadcasts buffers before forward, which cannot be timed from outside.
-            sends = module.will_sync_module_buffers()  # type: ignore[no-untyped-call]
+            sends = module.will_sync_module_buffers()
             return "unseen" if sends else "ddp"
     return "unseen"
 
@@ -148,13 +148,13 @@ class _EventClock:
         self._last: torch.cuda.Event | None = None
 
     def mark(self) -> torch.cuda.Event:
-        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record(self._stream)
         self._last = event
         return event
 
     def passed(self, mark: torch.cuda.Event) -> bool:
-        return bool(mark.query())  # type: ignore[no-untyped-call]
+        return bool(mark.query())
 
     def between(self, began: torch.cuda.Event, ended: torch.cuda.Event) -> float:
         ms: float = began.elapsed_time(ended)

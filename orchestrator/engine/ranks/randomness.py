@@ -56,7 +56,7 @@ class Randomness:
     @classmethod
     def now(cls) -> Randomness:
         numpy = sys.modules.get("numpy")
-        used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        used = torch.cuda.is_initialized()
         return cls(
             torch.get_rng_state(),
             torch.cuda.get_rng_state() if used else None,

@@ -42,9 +42,7 @@ def launch(fn: Callable[..., Any], args: Sequence[Any], nprocs: int | None) -> l
     with tempfile.TemporaryDirectory() as directory:
         place = Path(directory)
         try:
-            start_processes(  # type: ignore[no-untyped-call]
-                run_rank, (count, store.port, blob, place), count, start_method="spawn"
-            )
+            start_processes(run_rank, (count, store.port, blob, place), count, start_method="spawn")
         except ProcessRaisedException as error:
             rank = error.error_index
             raise pickle.loads(result_of(place, rank).read_bytes()) from SpawnError(error.msg)

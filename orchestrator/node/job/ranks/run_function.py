@@ -18,7 +18,8 @@ def main() -> None:
     # The package's own directory moves to the end of the path.
     sys.path.append(sys.path[0])
     sys.path[0] = os.path.join(payload, "cloudpickle.zip")
-    import cloudpickle  # type: ignore[import-untyped,unused-ignore]  # the head's own version
+    # The payload brought the cloudpickle of the head.
+    import cloudpickle
 
     try:
         with open(os.path.join(payload, "call.pkl"), "rb") as file:
