@@ -39,14 +39,13 @@ from orchestrator.head.start.parts import Prepared, make_plan, meet
 from orchestrator.head.start.record import Running, record_job
 from orchestrator.head.start.request import LaunchRequest, resolve
 from orchestrator.protocol.control import (
-    LONGEST_LINE_BYTES,
     Agreed,
     Hello,
     Reply,
-    read_reply,
-    to_line,
+    read_frame,
+    to_frame,
 )
-from orchestrator.protocol.message import Nonsense, decode, parse
+from orchestrator.protocol.message import Nonsense, decode
 from orchestrator.protocol.requests.machine import PortRequest, Probe
 from orchestrator.protocol.requests.start import TakenPorts
 from orchestrator.protocol.timing import STRANGER_SECONDS
@@ -363,8 +362,7 @@ class Master:
         connection, _ = self.server.accept()
         connection.settimeout(STRANGER_SECONDS)
         try:
-            with connection.makefile("rb") as lines:
-                hello = decode(Hello, parse(lines.readline(LONGEST_LINE_BYTES)), newer=True)
+            hello = decode(Hello, read_frame(connection), newer=True)
         except (OSError, Nonsense):
             connection.close()
             return
@@ -388,7 +386,7 @@ class Master:
     def send(self, reply: Reply) -> None:
         for connection in self.there:
             with contextlib.suppress(OSError):
-                connection.sendall(to_line(reply))
+                connection.sendall(to_frame(reply))
 
 
 def refusal(reason: str) -> CheckFailed:
@@ -406,12 +404,11 @@ def join(hello: Hello, address: tuple[str, int], patience: float) -> Agreed:
     while time.monotonic() < deadline:
         try:
             with socket.create_connection(address, timeout=STRANGER_SECONDS) as master:
-                master.sendall(to_line(hello))
+                master.sendall(to_frame(hello))
                 master.settimeout(max(0.01, deadline - time.monotonic()))
-                with master.makefile("rb") as lines:
-                    return decision(read_reply(lines.readline(LONGEST_LINE_BYTES)))
+                return decision(decode(Reply, read_frame(master), newer=True))
         except Nonsense:
-            reason = "does something else listen there?"
+            reason = "another program listens there, or another version of orchestrator"
         except OSError as error:
             reason = error.strerror or str(error)
         if time.monotonic() > remind:

@@ -1,17 +1,20 @@
 """Messages to supervisors, on their socket and from one another, and those of run-node.
 
-With the latter, machines that are started by hand agree to form one job. A line may come from
-another version, so unknown keys are ignored. The supervisor only sends newlines to its listeners,
-each of which means that its files have grown.
+With the latter, machines that are started by hand agree to form one job. On a socket of one machine
+go lines of JSON, between machines frames. Either may come from another version, so unknown keys are
+ignored. The supervisor only sends newlines to its listeners, each of which means that its files
+have grown.
 """
 
 from __future__ import annotations
 
 import json
-from typing import Optional, Union
+import socket
+from typing import Any, Optional, Union
 
 from orchestrator.protocol.events import EndOrder
-from orchestrator.protocol.message import Message, Nonsense, Port, decode, encode, parse
+from orchestrator.protocol.frames import AMONG_NODES, HEADER, JSON, header, parse_header
+from orchestrator.protocol.message import Message, Port, decode, encode, parse
 
 
 class HeadState(Message):
@@ -47,7 +50,17 @@ def from_line(line: bytes) -> Union[EndOrder, HeadState]:
 
 # -- between machines that are started by hand ------------------------------------------------
 
-LONGEST_LINE_BYTES = 1 << 16
+
+def to_frame(message: Message) -> bytes:
+    text = json.dumps(encode(message)).encode("ascii")
+    return header(JSON, len(text)) + text
+
+
+def read_frame(connection: socket.socket) -> dict[str, Any]:
+    """Return the JSON of the next frame; one that is cut off, or none, is Nonsense."""
+    with connection.makefile("rb") as stream:
+        _, size = parse_header(stream.read(HEADER.size).ljust(HEADER.size), AMONG_NODES)
+        return parse(stream.read(size))
 
 
 class Hello(Message):
@@ -79,17 +92,10 @@ class Agreed(Message):
 
 
 class Reply(Message):
-    """Node 0's answer: exactly one of these fields is set."""
+    """Node 0's answer: one of these fields is set."""
 
     # The reason why the nodes cannot form one job.
     error: str = ""
     # The reason why node 0 starts nothing.
     failed: str = ""
     go: Optional[Agreed] = None
-
-
-def read_reply(line: bytes) -> Reply:
-    reply = decode(Reply, parse(line), newer=True)
-    if reply == Reply():
-        raise Nonsense("not a reply of node 0")
-    return reply

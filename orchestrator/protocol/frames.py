@@ -1,4 +1,4 @@
-"""Frames, the units that a head and a node's server send over their channel.
+"""Frames, the units that machines send each other: head and server, supervisors, run-node's.
 
 The first byte is the kind, the next four the length of the payload. A stream frame's payload begins
 with eight bytes: the file offset of the bytes that follow.
@@ -7,8 +7,7 @@ with eight bytes: the file offset of the bytes that follow.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from typing import Optional
+from collections.abc import Iterator, Mapping
 
 from orchestrator.protocol.message import Nonsense
 
@@ -21,6 +20,8 @@ LOG = b"L"
 RANKS = b"R"
 EVENTS = b"E"
 STREAMS = (LOG, RANKS, EVENTS)
+# Between supervisors: a random number first, then a signature and the JSON that it signs.
+SIGNED = b"S"
 
 HEADER = struct.Struct(">cI")
 OFFSET = struct.Struct(">Q")
@@ -35,18 +36,20 @@ LARGEST = {
     EVENTS: STREAM_CHUNK_BYTES + OFFSET.size,
 }
 SMALLEST = dict.fromkeys(STREAMS, OFFSET.size)
+# Among nodes, where strangers may call: supervisors sign, and those of run-node have no key yet.
+AMONG_NODES = {SIGNED: 1 << 14, JSON: 1 << 16}
 
 
 def header(kind: bytes, size: int) -> bytes:
     return HEADER.pack(kind, size)
 
 
-def parse_header(data: bytes) -> tuple[bytes, int]:
+def parse_header(data: bytes, largest: Mapping[bytes, int] = LARGEST) -> tuple[bytes, int]:
     """Return the kind and the payload's length from a header of five bytes."""
     kind, size = HEADER.unpack(data)
-    if kind not in LARGEST:
+    if kind not in largest:
         raise Nonsense(f"a frame of unknown kind {kind!r}")
-    if not SMALLEST.get(kind, 0) <= size <= LARGEST[kind]:
+    if not SMALLEST.get(kind, 0) <= size <= largest[kind]:
         raise Nonsense(f"a frame {kind.decode()} of {size} bytes")
     return kind, size
 
@@ -54,21 +57,16 @@ def parse_header(data: bytes) -> tuple[bytes, int]:
 class Splitter:
     """Splits the received bytes into frames; an incomplete frame waits for the rest."""
 
-    def __init__(self) -> None:
-        self.waiting = bytearray()
+    def __init__(self, largest: Mapping[bytes, int] = LARGEST) -> None:
+        self.largest, self.waiting = largest, bytearray()
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
         self.waiting += data
-        while frame := self._next():
-            yield frame
-
-    def _next(self) -> Optional[tuple[bytes, bytes]]:
-        if len(self.waiting) < HEADER.size:
-            return None
-        kind, size = parse_header(bytes(self.waiting[: HEADER.size]))
-        end = HEADER.size + size
-        if len(self.waiting) < end:
-            return None
-        payload = bytes(self.waiting[HEADER.size : end])
-        del self.waiting[:end]
-        return kind, payload
+        while len(self.waiting) >= HEADER.size:
+            kind, size = parse_header(bytes(self.waiting[: HEADER.size]), self.largest)
+            end = HEADER.size + size
+            if len(self.waiting) < end:
+                return
+            payload = bytes(self.waiting[HEADER.size : end])
+            del self.waiting[:end]
+            yield kind, payload

@@ -58,11 +58,10 @@ def unpacked(listing: bytes) -> tuple[ManifestEntry, ...]:
     """Return the entries of a received list; raise Nonsense if a path leaves the directory."""
     if len(listing) > LARGEST_LIST_BYTES:
         raise Nonsense(f"a list of {len(listing)} bytes")
-    if listing.count(b"\0") > FIELDS * MOST_ENTRIES:
+    ends = listing.count(b"\0")
+    if ends > FIELDS * MOST_ENTRIES or ends % FIELDS or listing[-1:] not in (b"", b"\0"):
         raise Nonsense("no list of files")
-    fields = listing.split(b"\0")
-    if fields.pop() or len(fields) % FIELDS:
-        raise Nonsense("no list of files")
+    fields = listing.split(b"\0")[:-1]
     rows = zip(*(fields[column::FIELDS] for column in range(FIELDS)))  # noqa: B905  3.9
     entries = tuple(_entry(*row) for row in rows)
     _refuse_nested(entries)

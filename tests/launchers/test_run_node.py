@@ -14,7 +14,9 @@ import pytest
 from orchestrator.common.errors import UsageError
 from orchestrator.launchers import run_node as by_hand
 from orchestrator.launchers.run_node import Master, disagreement
-from orchestrator.protocol.control import Agreed, Hello, Reply, to_line
+from orchestrator.protocol.control import Agreed, Hello, Reply, read_frame, to_frame
+from orchestrator.protocol.frames import JSON, header
+from orchestrator.protocol.message import decode
 from tests.clusters.slurm import free_ports, with_variable
 from tests.launching import BIN, Command
 from tests.node.running import wait_until
@@ -199,10 +201,15 @@ def dial(port: int, says: bytes) -> socket.socket:
 
 
 STRANGERS = [
-    *(b"\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"GET / HTTP/1.0\r\n\r\n", b"null\n", b"\xff\n"),
-    b"[" * 30_000 + b"\n",
-    b'{"orchestrator": 1}\n',
-    b'{"orchestrator": {"rank": "one", "nnodes": 2, "nproc": 2, "host": "h"}}\n',
+    *(b"\n\n\n\n\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"GET / HTTP/1.0\r\n\r\n", b'{"rank": 1}\n'),
+    header(JSON, (1 << 16) + 1),
+    *(
+        header(JSON, len(text)) + text
+        for text in (
+            *(b"", b"null", b"\xff", b"[" * 30_000, b'{"orchestrator": 1}'),
+            b'{"rank": "one", "nnodes": 2, "nproc": 2, "host": "h"}',
+        )
+    ),
 ]
 
 
@@ -218,18 +225,18 @@ def test_strangers_at_node_0_are_rejected() -> None:
             with contextlib.suppress(ConnectionError):
                 assert client.recv(1) == b"", "it was not sent away"
             client.close()
-        with dial(port, to_line(hello(1))) as second:
+        with dial(port, to_frame(hello(1))) as second:
             gathering.join()
             master.go(good())
-            assert second.makefile("rb").readline() == to_line(Reply(go=good()))
+            assert decode(Reply, read_frame(second)) == Reply(go=good())
         assert found == [[hello(0), hello(1)]]
 
 
 def test_node_that_left_may_return() -> None:
     (port,) = free_ports(1)
     with Master(hello(0, nnodes=3), port) as master:
-        dial(port, to_line(hello(1, nnodes=3))).close()
+        dial(port, to_frame(hello(1, nnodes=3))).close()
         master.admit()
-        with dial(port, to_line(hello(1, nnodes=3, host="x"))):
+        with dial(port, to_frame(hello(1, nnodes=3, host="x"))):
             master.admit()
             assert [node.host for node in master.nodes] == ["h0", "x"]

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from orchestrator.protocol.control import PeerHeartbeat
+from orchestrator.protocol.frames import AMONG_NODES, SIGNED, Splitter, header
 from orchestrator.protocol.message import Nonsense, decode, encode, parse
 from orchestrator.protocol.timing import STRANGER_SECONDS
 
@@ -42,7 +43,8 @@ class EventLoop(Protocol):
     def unwatch(self, fd: int) -> None: ...
 
 
-LONGEST_LINE_BYTES = 4096
+NONCE_BYTES = 16
+SIGNATURE_BYTES = 32
 # The other end does not read if this much waits.
 LARGEST_BACKLOG_BYTES = 1 << 16
 
@@ -62,10 +64,10 @@ CLOSED = (ConnectionResetError, BrokenPipeError)
 
 
 class SignedConnection:
-    """A TCP connection of two supervisors of a job, with signed lines of JSON.
+    """A TCP connection of two supervisors of a job, with signed frames of JSON.
 
     Each side sends a random number first. The two numbers and the job's token, which only
-    supervisors have, form the key that signs every line. No line can be forged, replayed or
+    supervisors have, form the key that signs every frame. No frame can be forged, replayed or
     reordered, and the token itself is never sent. `side` is "hub" at the end that listened,
     "spoke" at the one that connected.
     """
@@ -74,14 +76,14 @@ class SignedConnection:
         self.connection, self.token, self.side = connection, bytes.fromhex(token), side
         connection.setblocking(False)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.nonce = os.urandom(16).hex().encode()
+        self.nonce = os.urandom(NONCE_BYTES)
         # The key is set once the other side's number has arrived.
         self.key = b""
         self.signed = self.proved = 0
         # Bytes that the kernel has not accepted yet.
-        self.waiting = self.nonce + b"\n"
+        self.waiting = header(SIGNED, NONCE_BYTES) + self.nonce
         self.early: list[dict[str, Any]] = []
-        self.incoming = b""
+        self.incoming = Splitter(AMONG_NODES)
 
     def fileno(self) -> int:
         return self.connection.fileno()
@@ -91,7 +93,8 @@ class SignedConnection:
             self.early.append(message)
             return
         text = json.dumps(message).encode("ascii")
-        self.waiting += self.signature(self.side, self.signed, text) + b" " + text + b"\n"
+        signed = self.signature(self.side, self.signed, text) + text
+        self.waiting += header(SIGNED, len(signed)) + signed
         self.signed += 1
         self.flush()
 
@@ -120,26 +123,23 @@ class SignedConnection:
             raise Broken(error.strerror or str(error)) from error
         if not data:
             raise HungUp
-        *lines, self.incoming = (self.incoming + data).split(b"\n")
-        if len(self.incoming) > LONGEST_LINE_BYTES:
-            raise Broken("not one of us")
-        return [message for line in lines for message in self._take(line)]
+        return [message for _, signed in self.incoming.feed(data) for message in self._take(signed)]
 
-    def _take(self, line: bytes) -> list[dict[str, Any]]:
+    def _take(self, signed: bytes) -> list[dict[str, Any]]:
         if not self.key:
-            self._agree(line)
+            self._agree(signed)
             return []
-        said, _, text = line.partition(b" ")
+        said, text = signed[:SIGNATURE_BYTES], signed[SIGNATURE_BYTES:]
         other = "spoke" if self.side == "hub" else "hub"
         if not hmac.compare_digest(said, self.signature(other, self.proved, text)):
-            # The line was not signed by the other side, or is out of order.
+            # The frame was not signed by the other side, or is out of order.
             raise Broken("not one of us")
         self.proved += 1
         return [parse(text)]
 
     def _agree(self, nonce: bytes) -> None:
         """Derive the key from the token and both sides' random numbers."""
-        if len(nonce) != len(self.nonce):
+        if len(nonce) != NONCE_BYTES:
             raise Broken("not one of us")
         both = (self.nonce, nonce) if self.side == "hub" else (nonce, self.nonce)
         self.key = hmac.digest(self.token, b"".join(both), "sha256")
@@ -151,7 +151,7 @@ class SignedConnection:
     def signature(self, side: str, number: int, data: bytes) -> bytes:
         words = b"%s %d " % (side.encode(), number) + data
         # hmac.digest() releases the GIL: with many threads each signature would wait for others.
-        return hmac.new(self.key, words, "sha256").hexdigest().encode()
+        return hmac.new(self.key, words, "sha256").digest()
 
     def close(self) -> None:
         self.connection.close()
