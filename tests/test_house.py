@@ -41,7 +41,16 @@ CORE = [
     *("head", "head/nodes", "head/screen", "head/background", "head/connect"),
     *("head/transfer", "head/plan", "head/doctor", "head/follow", "head/exec"),
     *("head/schedulers", "head/start", "head/environments", "head/status", "head/prune"),
-    *("head/commands", "launchers", "local_cluster", "cli", "api", "entry", "__main__"),
+    *(
+        "head/commands",
+        "head/init",
+        "launchers",
+        "local_cluster",
+        "cli",
+        "api",
+        "entry",
+        "__main__",
+    ),
 ]
 # Each wing imports the core, and no other wing; the core finds views by name (common/wings.py).
 WINGS = {
@@ -88,7 +97,7 @@ OTHERS = {
 }
 # A folder with more files and folders is hard to survey.
 MOST_CHILDREN = 12
-CROWDED = {"head": 15, "common": 13}
+CROWDED = {"head": 16, "common": 13}
 # These are the imports between the rooms of the head.
 MOST_ARROWS = 60
 LONGEST_FUNCTION = 50
@@ -557,6 +566,7 @@ BUDGETS = {
     "head/doctor": 544,
     "head/environments": 350,
     "head/exec": 252,
+    "head/init": 300,
     "head/nodes": 689,
     "head/prune": 293,
     "head/schedulers": 434,

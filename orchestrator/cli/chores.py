@@ -215,8 +215,7 @@ def verify_command(
     """Run real collectives: are they right, how fast, who is slow?"""
     verify = view("verify")
     measurement = verify.Measurement(backend, max_size, seconds)
-    code: int = verify.verify(arguments_from(params), measurement, strict=strict)
-    return code
+    return int(verify.verify(arguments_from(params), measurement, strict=strict))
 
 
 @click.command("doctor", cls=GroupedCommand, params=[*launch_options("doctor"), PROGRAM])
@@ -262,6 +261,20 @@ def bootstrap_command(
     return command.bootstrap(
         arguments_from(params), words, name=name, find_links=find_links, index=not no_index
     )
+
+
+@click.command("init", cls=GroupedCommand, params=[*launch_options("nodes")])
+@click.argument("hosts", nargs=-1, metavar="[HOST...]")
+@click.option("--yes", is_flag=True, help="Ask nothing: take these machines, and make what lacks.")
+def init_command(hosts: tuple[str, ...], yes: bool, **params: Any) -> int:
+    """Make the node list: choose machines, and check them.
+
+    HOST is as in a node list: gpu1, ada@gpu[01-04]:2222, 'gpu1 slots=2'. Without one, the machines
+    of ssh_config and known_hosts are offered. A list that exists is never overwritten unasked.
+    """
+    from orchestrator.head.init import wizard
+
+    return wizard.init(arguments_from(params), hosts, yes=yes)
 
 
 @click.command("nodes", cls=GroupedCommand, params=[*launch_options("nodes")])

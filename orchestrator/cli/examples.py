@@ -64,6 +64,11 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ),
         ("orchestrator sweep --jobs 4 - < commands.txt", "a launch for each line, four at once"),
     ),
+    "init": (
+        ("orchestrator init", "choose from the machines that your ssh knows"),
+        ("orchestrator init gpu1 gpu2 --yes", "these, asking nothing; gpu1 is the master"),
+        ("orchestrator init 'gpu[01-08] slots=4' --nodes lab.txt", "a range, into another list"),
+    ),
     "nodes": (
         ("orchestrator nodes", "what each machine of the list is"),
         ("orchestrator nodes --queue", "who holds GPUs, and who waits"),

@@ -12,6 +12,7 @@ from orchestrator.cli.chores import (
     bootstrap_command,
     doctor_command,
     exec_command,
+    init_command,
     nodes_command,
     plan_command,
     pull_command,
@@ -53,7 +54,7 @@ HEADINGS = {
         *("launch", "sweep", "rerun", "attach", "logs", "ls", "status", "stop"),
         "emergency-stop",
     ),
-    "Look before a launch": ("top", "nodes", "plan", "doctor", "verify", "demo"),
+    "Look before a launch": ("demo", "init", "nodes", "plan", "doctor", "verify", "top"),
     "Everyday work on all nodes": (
         "exec",
         "ssh",
@@ -151,9 +152,7 @@ def top(where: Where, once: bool, watch: bool, seconds: float) -> int:
     s ends it (asks), q leaves everything running. Where the output is no terminal, one look is
     printed. Exit code 4 if a node cannot be reached.
     """
-    top = view("top")
-    code: int = top.top(where, once=once, again=watch, seconds=seconds)
-    return code
+    return int(view("top").top(where, once=once, again=watch, seconds=seconds))
 
 
 @cli.command()
@@ -261,6 +260,7 @@ for command in (
     launch_command,
     sweep_command,
     rerun,
+    init_command,
     nodes_command,
     plan_command,
     doctor_command,

@@ -105,8 +105,7 @@ def report(where: Where, names: tuple[str, ...], out: Path | None, opened: bool)
     Curves, a map of all ranks, what happened, nodes, config, the last lines of the logs. It
     needs nothing else and can be sent to anybody.
     """
-    code: int = view("report").report(where, names, out=out, opened=opened)
-    return code
+    return int(view("report").report(where, names, out=out, opened=opened))
 
 
 @command()
@@ -157,12 +156,9 @@ def track(
     track = view("track")
     if serve:
         host, _, port = serve.rpartition(":")
-        listening: int = track.metrics(
-            where, host or "127.0.0.1", click.IntRange(0, 65535)(port), token_file
-        )
-        return listening
-    code: int = track.track(where, experiment, names, options)
-    return code
+        number = click.IntRange(0, 65535)(port)
+        return int(track.metrics(where, host or "127.0.0.1", number, token_file))
+    return int(track.track(where, experiment, names, options))
 
 
 @command()
@@ -188,8 +184,7 @@ def dashboard(
     How far each is, the page that `report` writes of each, several side by side, and a stop that
     asks. The address that is printed has a token: with it anyone sees and may do all that.
     """
-    code: int = view("dashboard").dashboard(where, host, port, names, opened=opened)
-    return code
+    return int(view("dashboard").dashboard(where, host, port, names, opened=opened))
 
 
 @command()
@@ -216,8 +211,7 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float) ->
     traces that it left are read; EXP_OR_DIR may also be a directory of torch.profiler's traces.
     Beside them comes one trace of all ranks for ui.perfetto.dev.
     """
-    code: int = view("profile").profile(where, experiment, steps, timeout)
-    return code
+    return int(view("profile").profile(where, experiment, steps, timeout))
 
 
 @command()

@@ -193,10 +193,10 @@ def _same_for_all(file: Path | None) -> bool:
     `ssh -G` costs 4 ms; 64 of them would be a third of the time to connect to 64 nodes.
     """
     files = [file] if file else [Path.home() / ".ssh/config", SYSTEM_CONFIG]
-    return not any(DEPENDS.match(line) for path in files for line in _lines(path, 8))
+    return not any(DEPENDS.match(line) for path in files for line in lines_of_config(path))
 
 
-def _lines(path: Path, depth: int) -> Iterator[str]:
+def lines_of_config(path: Path, depth: int = 8) -> Iterator[str]:
     """Yield the lines of a config file, with those of the files that it includes."""
     try:
         lines = path.read_text(errors="replace").splitlines()
@@ -211,7 +211,7 @@ def _lines(path: Path, depth: int) -> Iterator[str]:
             yield "Match all"
         for word in included[1].split() if included else ():
             for found in glob.glob(str(base / Path(word).expanduser())):  # noqa: PTH207
-                yield from _lines(Path(found), depth - 1) if depth else ()
+                yield from lines_of_config(Path(found), depth - 1) if depth else ()
 
 
 def _destination(host: str, user: str | None, port: int | None, settings: Settings) -> Destination:

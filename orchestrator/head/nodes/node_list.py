@@ -103,7 +103,8 @@ def read_nodes(path: Path) -> tuple[Node, ...]:
             text = file.read(MAX_BYTES + 1).decode("utf-8-sig")
     except FileNotFoundError:
         fix = (
-            "create it with one node per line, the master first:\n    10.0.0.1\n    bob@gpu02:2222"
+            "`orchestrator init` makes it; by hand it has one node per line, the master first:\n"
+            "    10.0.0.1\n    bob@gpu02:2222"
         )
         near = nearest_file(path, (".txt", ".list", "hosts"))
         raise UsageError(f"there is no node list {path}{near}", fix) from None

@@ -62,8 +62,7 @@ PLAIN = Terminal()
 def terminal(out: TextIO | None = None) -> Terminal:
     """Return the Terminal of standard output, or of `out`."""
     terminal = (out or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
-    width = shutil.get_terminal_size().columns if terminal else None
-    return Terminal(width, styles.shown(out))
+    return Terminal(shutil.get_terminal_size().columns if terminal else None, styles.shown(out))
 
 
 def write_out(text: str) -> bool:
@@ -129,15 +128,21 @@ def complain_once(text: str) -> None:
     complain(text)
 
 
+def answer(question: str) -> str | None:
+    """Return the line that the user types after a question; None if there is none to read.
+
+    The input has ended, or is that of pytest, a service or a pipe.
+    """
+    complain(f"{question} ", end="")
+    try:
+        return input().strip()
+    except (EOFError, OSError, RuntimeError, ValueError):
+        return None
+
+
 def agreed(question: str) -> bool:
     """Return True if the user answers y or yes to a question on the terminal."""
-    complain(f"{question} [y/N] ", end="")
-    try:
-        answer = input()
-    except (EOFError, OSError, RuntimeError, ValueError):
-        # The input has ended, or is that of pytest, a service or a pipe, which cannot be read.
-        answer = ""
-    return answer.strip().lower() in ("y", "yes")
+    return (answer(f"{question} [y/N]") or "").lower() in ("y", "yes")
 
 
 def complain(text: str, end: str = "\n") -> None:
@@ -367,8 +372,7 @@ class Table(Generic[R]):
         return [column.heading for column in self.columns]
 
     def cells(self, row: R) -> list[Cell]:
-        absent = self.is_absent(row)
-        return [(column.absent if absent else column.cell)(row) for column in self.columns]
+        return [(one.absent if self.is_absent(row) else one.cell)(row) for one in self.columns]
 
     def words(self, row: R) -> list[str]:
         """Return the cells of a row without their colours."""
