@@ -55,6 +55,18 @@ class LeaseFormed(Event, event="lease"):
     why: str = ""
 
 
+class RankStacks(Message):
+    """The present position of one rank."""
+
+    # The state of its process, as in /proc.
+    state: str
+    stacks: str
+    # The last collectives of torch's flight recorders, in JSON.
+    collectives: str
+    # The running program and its kernel function, if there are no stacks.
+    program: str = ""
+
+
 class EndOrder(Message):
     """An order to end the job, by a request or a failure."""
 
@@ -65,6 +77,8 @@ class EndOrder(Message):
     failed: bool = False
     # True if the cause is known, so no other node must be waited for.
     certain: bool = False
+    # True if a rank waited in vain for others: their positions are wanted.
+    late: bool = False
     # True if there was no head for too long.
     headless: bool = False
     # The node that was lost to the others.
@@ -77,6 +91,9 @@ class EndOrder(Message):
 
 class Ending(EndOrder, Event, event="ending"):
     """The supervisor ends its part."""
+
+    # The positions of the ranks that had not failed, if they are wanted.
+    stuck: Optional[dict[int, RankStacks]] = None
 
 
 class Ended(Event, event="ended"):

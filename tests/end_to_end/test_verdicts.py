@@ -65,6 +65,19 @@ dist.all_reduce(torch.ones(1))
         "if rank == 1: os.environ['GLOO_SOCKET_IFNAME'] = 'ib7'\njoin(2)",
         "communication", "ib7", "ifname=",
     ),
+    "a rank that is late for a collective": Planted(
+        "join(2)\nif rank == 1:\n    import time; time.sleep(30)\ndist.all_reduce(torch.ones(1))",
+        "hang", r"did not come .* in time; it is in \S+/train\.py:10 .*rank 0 on", "as long", 2,
+    ),
+    "a rank that is late for a barrier": Planted(
+        """
+join(30)
+if rank == 1:
+    import time; time.sleep(30)
+dist.monitored_barrier(timeout=datetime.timedelta(seconds=2))
+""",
+        "hang", r"did not come .* in time; it is in \S+/train\.py:11 .*rank 0 on", "as long", 2,
+    ),
     "an address that only the node itself has": Planted(
         "os.environ['GLOO_SOCKET_IFNAME'] = 'lo'\njoin(2)",
         "communication", "connectFullMesh", "ifname=", 2, False,

@@ -9,9 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
-from orchestrator.head.follow import restarts, verdict
+from orchestrator.head.follow import failure_kinds, restarts, verdict
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Outcome
+from orchestrator.head.follow.monitors import hang
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -84,6 +85,16 @@ def cause_of(job: FollowedJob) -> JobVerdict | None:
         if node.broken_gpu is not None:
             where = node.record.index, node.record.name
             failures = verdict.of_broken_gpu(failures, *where, node.broken_gpu)
+    stuck = [
+        (hang.of_rank(rank, node.record.index, stacks), stacks)
+        for node in job.nodes
+        for rank, stacks in node.stuck.items()
+        if rank in node.record.numbers
+    ]
+    if found := hang.missed(stuck):
+        who, words = found
+        late = job.nodes[who.node].failure(0.0, "hang", words, who.rank)
+        failures = verdict.of_late(failures, replace(late, fix=failure_kinds.LATE_FIX))
     cause = verdict.conclude(failures, bad)
     if cause is None:
         return None

@@ -107,6 +107,10 @@ HELPER_FIX = (
     "something killed a process that the rank had started, usually the kernel for lack of memory:"
     " fewer DataLoader workers or smaller batches; see `dmesg` and `free -g` on that node"
 )
+LATE_FIX = (
+    "see what that line does while the others wait: let all ranks take about as long, or give the"
+    " others more time, as in init_process_group(timeout=...)"
+)
 # The program has a file with the name of a package, which lacks a name that is imported.
 HIDES = r"; '(\w+)' is not a package"
 OWN_FILE = r"cannot import name '(\w+)' from '([\w.]+)' \(((?!.*(site|dist)-packages/).+)\)"
@@ -220,6 +224,12 @@ FIXES: tuple[tuple[tuple[str, ...], str, str], ...] = (
         r"Weights only load failed",
         "torch.load reads nothing but tensors unless told otherwise: weights_only=False in the"
         " program, or --env TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD=1, for files that you trust",
+    ),
+    (
+        ("environment",),
+        r"^ImportError: .*\b(requires|needs|incompatible|minimum|at least)\b",
+        "nothing is missing: two packages there do not fit together; install the version that the"
+        " message asks for, for the Python that the job runs",
     ),
     (
         RAN,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.head.follow import verdict
@@ -21,6 +21,7 @@ from orchestrator.protocol.events import (
     FirstOutput,
     RankEvent,
     RankSlow,
+    RankStacks,
     RankStarted,
     RankState,
     Started,
@@ -66,6 +67,8 @@ class NodeState:
     times: dict[str, float] = field(default_factory=dict)
     # The first error that the driver reported.
     broken_gpu: Xid | None = None
+    # The positions of ranks for which another had waited in vain.
+    stuck: Mapping[int, RankStacks] = field(default_factory=dict)
 
     @property
     def who(self) -> str:

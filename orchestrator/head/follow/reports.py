@@ -154,7 +154,7 @@ class Reports:
 
     @take_event.register(events.Ending)
     def _(self, event: events.Ending, node: NodeState) -> None:
-        node.grace, node.asked_at = event.grace, event.time
+        node.grace, node.asked_at, node.stuck = event.grace, event.time, event.stuck or {}
         if self.job.end.open:
             self.ending(node, event)
         elif self.job.end.outcome is Outcome.FAILED:

@@ -13,6 +13,7 @@ from orchestrator.head.follow import failure_kinds
 from orchestrator.head.nodes import facts
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.output import printable
+from orchestrator.node.job.hang import TIMED_OUT
 from orchestrator.node.machine import nvidia
 from orchestrator.protocol.events import Ended, RankEnded, RankError
 from orchestrator.protocol.facts import Xid
@@ -22,7 +23,7 @@ from orchestrator.records.outcome import Cause, JobVerdict, OtherFailure
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 PACKAGES = re.compile(
     r"/(site|dist)-packages/|/lib/python3[.]\d+/|^<|/orchestrator/node/job/.*[.]py$"
-    r"|/(site|user)customize[.]py$"
+    r"|/(site|user)customize[.]py$|torchinductor"
 )
 IN_A_WORKER = re.compile(r"^Caught \w+ (in DataLoader worker process \d+)")
 # The cause of "DataLoader worker (pid(s) 7) exited unexpectedly", which names the signal.
@@ -319,6 +320,19 @@ def of_still(failures: Sequence[Failure], still: Sequence[tuple[int, str, float]
     return [
         replace(failure, node=node, node_name=name, message=f"{reason}: {failure.message}")
         if failure.kind == "lost"
+        else failure
+        for failure in failures
+    ]
+
+
+def of_late(failures: Sequence[Failure], late: Failure) -> list[Failure]:
+    """Return the failures with collectives that timed out attributed to the rank that was late."""
+    return [
+        replace(
+            late, time=failure.time, message=f"{late.message}; {failure.who}: {failure.message}"
+        )
+        if TIMED_OUT.search(text := f"{failure.message}\n{failure.evidence}\n{failure.traceback}")
+        and re.search(failure_kinds.DISTRIBUTED, text)
         else failure
         for failure in failures
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -12,12 +13,18 @@ from typing import Any
 from orchestrator.node.job import job_processes, processes
 from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.protocol.events import RankStarted, Started
-from orchestrator.protocol.requests.follow import RankStacks, has_ended
+from orchestrator.protocol.events import RankEnded, RankStacks, RankStarted, Started
+from orchestrator.protocol.requests.follow import has_ended
 from orchestrator.protocol.timing import STACKS_SIGNAL
 
 # All ranks of a node have this long to write their stacks.
 PATIENCE_SECONDS = 3.0
+# As long for those that do not fail when another rank has waited for them in vain.
+LATE_SECONDS = 1.0
+# The text of a collective whose time was over.
+TIMED_OUT = re.compile(
+    r"(?i)timed out (waiting|after)|(wait|socket) timeout|operation timeout|monitoredBarrier"
+)
 # The limit of the stacks and of the collectives, per rank.
 LARGEST_CHARACTERS = 1 << 20
 # The limit of one recorder dump, in characters.
@@ -93,10 +100,12 @@ def ticks_of(pid: int) -> int:
     return process.ticks + process.waited if process is not None else 0
 
 
-def collect(run: RunDir) -> dict[int, RankStacks]:
+def collect(
+    run: RunDir, patience: float = PATIENCE_SECONDS, most: int = LAST
+) -> dict[int, RankStacks]:
     """Return every rank's stack and the collectives that torch recorded.
 
-    Waits a few seconds at most: a rank that is stopped, or stuck in the kernel, does not answer.
+    Waits `patience` seconds at most: a rank that is stopped or stuck in the kernel never answers.
     A process that does not catch the signal, such as a shell script, would be killed by it, so it
     is not asked. For ranks without an answer, the state and the program are returned.
     """
@@ -111,7 +120,7 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
             os.unlink(dump)
         processes.send(ours[found[rank]], STACKS_SIGNAL)
         knock(fifo)
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + patience
     while time.monotonic() < deadline and not all(answered(run, rank - first) for rank in asked):
         # A file written by another process cannot be waited for.
         time.sleep(0.05)
@@ -122,10 +131,22 @@ def collect(run: RunDir) -> dict[int, RankStacks]:
         answers[rank] = RankStacks(
             state=ours[pid].state,
             stacks=main.replace("Stack", f"Current thread 0x{pid:016x}", 1),
-            collectives=shortened(read(dump, LONGEST_DUMP)) if rank in asked else "",
+            collectives=shortened(read(dump, LONGEST_DUMP), most) if rank in asked else "",
             program="" if main else program_of(pid, list(ours.values())),
         )
     return answers
+
+
+def waited_in_vain(failed: RankEnded) -> bool:
+    """Return True if a rank failed as others did not come to a collective in time."""
+    return bool(TIMED_OUT.search((failed.error.message if failed.error else "") + failed.said))
+
+
+def late(run: RunDir) -> dict[int, RankStacks]:
+    """Return the positions of the ranks that have not failed when another has waited in vain."""
+    first = run.read_spec().first_rank
+    ranks = collect(run, LATE_SECONDS, 2).items()
+    return {rank: where for rank, where in ranks if not os.path.exists(run.error(rank - first))}
 
 
 def program_of(rank: int, ours: Sequence[Process]) -> str:
@@ -149,7 +170,7 @@ def files_of(run: RunDir, local: int) -> tuple[str, str, str]:
     return stacks, dump, fifo
 
 
-def shortened(dumps: str) -> str:
+def shortened(dumps: str, most: int = LAST) -> str:
     """Return the last collectives of each group, and the first that has not ended, as JSON."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for dump in dumps.splitlines():
@@ -163,7 +184,7 @@ def shortened(dumps: str) -> str:
     for entries in groups.values():
         ended = [at for at, entry in enumerate(entries) if has_ended(entry)]
         after = ended[-1] + 1 if ended else 0
-        kept += [*entries[after : min(after + 1, len(entries) - LAST)], *entries[-LAST:]]
+        kept += [*entries[after : min(after + 1, len(entries) - most)], *entries[-most:]]
     return json.dumps({"entries": kept}) if kept else ""
 
 

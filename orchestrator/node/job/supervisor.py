@@ -23,7 +23,7 @@ from typing import Any
 
 from orchestrator.common import files, hiding
 from orchestrator.common.program import path_with
-from orchestrator.node.job import processes, resume_dir
+from orchestrator.node.job import hang, processes, resume_dir
 from orchestrator.node.job.job_processes import JobProcesses
 from orchestrator.node.job.part.event_file import EventFile, Listeners
 from orchestrator.node.job.part.job_log import (
@@ -250,7 +250,9 @@ class Supervisor:
             # A failure elsewhere never sends SIGKILL to a rank, so this one is the cause.
             certain = failed.code == -signal.SIGKILL
             why = f"rank {failed.rank} on node {self.run.node} failed"
-            order = EndOrder(why=why, grace=self.grace, failed=True, certain=certain)
+            late = hang.waited_in_vain(failed)
+            more = {"failed": True, "certain": certain, "late": late}
+            order = EndOrder(why=why, grace=self.grace, **more)
             self.lease.pass_on(order)
             self.take_order(order.replace(why=f"rank {failed.rank} failed"), EndCause.RANK)
         if isinstance(report, RankEnded):
@@ -288,7 +290,10 @@ class Supervisor:
         # Keepers wait while this file exists: torchrun would kill the other ranks.
         with contextlib.suppress(OSError):
             os.close(os.open(self.run.ending, os.O_WRONLY | os.O_CREAT, 0o600))
-        self.event(events.Ending(time=time.time(), **vars(order)))
+        # A head's order says no more than that; its own comes after that of the failed rank's node.
+        late = order.late or (self.lease.order is not None and self.lease.order.late)
+        stuck = hang.late(self.run) if late else None
+        self.event(events.Ending(time=time.time(), stuck=stuck, **vars(order)))
         # The receipt needs this list; a failure must be passed on without delay.
         if not order.failed:
             self.lived = {process.pid: process.name for process in self.living()}

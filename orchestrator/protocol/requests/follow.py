@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from orchestrator.protocol.events import RankState
+from orchestrator.protocol.events import RankStacks, RankState
 from orchestrator.protocol.message import Count, Few, Message, Moment, NodeTime
 from orchestrator.protocol.requests.request import Nothing, PartRequest, Request
 
@@ -138,18 +138,6 @@ class AskSystem(Request[SystemLines], do="system"):
     # Seconds ago: the node's clock may be another than the head's.
     since: float
     until: float
-
-
-class RankStacks(Message):
-    """The present position of one rank."""
-
-    # The state of its process, as in /proc.
-    state: str
-    stacks: str
-    # The last collectives of torch's flight recorders, in JSON.
-    collectives: str
-    # The running program and its kernel function, if there are no stacks.
-    program: str = ""
 
 
 def has_ended(collective: dict[str, Any]) -> bool:

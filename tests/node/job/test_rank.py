@@ -116,6 +116,7 @@ try:
 except ImportError:
     sibling = None
 multiprocessing.set_start_method("spawn")
+def down(n): return n and down(n - 1)
 sees = dict(
     argv=sys.argv[1:], path=sys.path, name=__name__, file=__file__, cwd=os.getcwd(),
     main=__main__.__dict__ is globals(), sibling=getattr(sibling, "here", None),
@@ -123,7 +124,7 @@ sees = dict(
     mask=list(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
     process=multiprocessing.current_process().name, stdin=sys.stdin.read(),
     hooks=[sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__],
-    executable=sys.executable, limit=sys.getrecursionlimit(), flags=str(sys.flags),
+    executable=sys.executable, deep=down(980), flags=str(sys.flags),
     shells=os.environ["PWD"], streams=[sys.stdout.write_through, repr(sys.stdout.buffer)],
     shown=ascii(open("/proc/self/cmdline", "rb").read().rstrip(b"\\0")),
     session=os.getpid() == os.getsid(0) == os.getpgrp(),
@@ -399,6 +400,14 @@ def test_users_line_skips_trainer() -> None:
     calls = [("/home/me/train.py", 9, "<module>", "t.train()"), (str(ours), 434, "train", "")]
     assert rank.users_line(traceback.StackSummary.from_list(calls)).lineno == 9
     assert rank.users_line(traceback.StackSummary.from_list(calls[1:])).lineno == 434
+    installed = "/venv/lib/python3.11/site-packages/"
+    calls = [
+        (f"{installed}tool/cli.py", 3, "<module>", ""),
+        (f"{installed}tool/run.py", 7, "main", ""),
+        (f"{installed}torch/testing/_comparison.py", 1631, "assert_close", ""),
+        ("/tmp/torchinductor_me/ab/cab.py", 915, "call", ""),
+    ]
+    assert rank.users_line(traceback.StackSummary.from_list(calls)).lineno == 7
 
 
 def test_forked_ranks_draw_different_numbers(begin: Begin, tmp_path: Path) -> None:

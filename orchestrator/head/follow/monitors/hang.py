@@ -17,7 +17,8 @@ from orchestrator.head.follow.monitors.watchers import Watcher
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import FRAME, PACKAGES, Failure
 from orchestrator.head.screen.output import say
-from orchestrator.protocol.requests.follow import AskStuck, RankStacks, has_ended
+from orchestrator.protocol.events import RankStacks
+from orchestrator.protocol.requests.follow import AskStuck, has_ended
 from orchestrator.records.experiment import Experiment
 
 OURS = re.compile(r"/orchestrator/node/job/.*[.]py$")
@@ -152,6 +153,32 @@ def fix(ranks: Sequence[StuckRank]) -> str:
             " be silent for longer: --hang-timeout SECONDS, or 0"
         )
     return ""
+
+
+# A rank in one of these files waits for others, even if no collective is recorded. In the frames
+# that are further out, torchrun starts the rank.
+IN_TORCH = re.compile(r"/torch/(distributed|nn/parallel)/|/torch/autograd/graph|(/ranks/rank\.py)")
+
+
+def missed(ranks: Sequence[tuple[StuckRank, RankStacks]]) -> tuple[StuckRank, str] | None:
+    """Return the rank that others waited for in vain, and a sentence on it; None if unknown."""
+    missing, what = absent([stuck for stuck, _ in ranks])
+    if not missing:
+        missing = [
+            stuck
+            for stuck, stacks in ranks
+            if stacks.stacks and not stuck.waits and not waits_in_torch(stacks.stacks)
+        ]
+        what = "a collective"
+    if not missing:
+        return None
+    others = f" (so did {names(missing[1:])})" if missing[1:] else ""
+    return missing[0], f"it did not come to {what} in time{others}; {doing(missing[0])}"
+
+
+def waits_in_torch(stacks: str) -> bool:
+    first = IN_TORCH.search(stacks)
+    return first is not None and not first[2]
 
 
 def names(ranks: Sequence[StuckRank]) -> str:

@@ -57,6 +57,8 @@ LEAVING_SECONDS = 60.0
 SUPERVISOR_SECONDS = 1.0
 # These files wrap calls of every program.
 HOOKS = ("sitecustomize.py", "usercustomize.py")
+# run_python(), and the functions of runpy between it and the program.
+RUNPY_FRAMES = 4
 # Frames of these files are not the user's: rank.py itself, and runpy.
 OURS = (os.path.dirname(__file__) + os.sep, runpy.__file__, "<frozen ")
 
@@ -189,6 +191,9 @@ class Rank:
 
         faulthandler.enable()
         self.stand_by(faulthandler.register)
+        # The frames below the program's own, of torchrun and of runpy, take nothing from its limit.
+        below = sum(1 for _ in traceback.walk_stack(None)) + RUNPY_FRAMES
+        sys.setrecursionlimit(sys.getrecursionlimit() + below)
         run_python(target["kind"], target["name"], target["args"])
 
     def stand_by(self, register: Callable[..., Any]) -> None:
@@ -338,10 +343,13 @@ def users_line(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
         frame
         for frame in frames
         if not frame.filename.startswith(installed)
-        and not re.search("(site|dist)-packages", frame.filename)
+        and not re.search("(site|dist)-packages|torchinductor", frame.filename)
         and os.path.basename(frame.filename) not in HOOKS
     ]
-    shown = lines or list(frames)
+    # A program that is installed itself: its own package, not the libraries that it calls.
+    own = re.match(".*(site|dist)-packages/[^/]+", frames[0].filename) if frames else None
+    of_own = [frame for frame in frames if own and frame.filename.startswith(own[0])]
+    shown = lines or of_own or list(frames)
     return shown[-1] if shown else None
 
 
