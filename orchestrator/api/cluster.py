@@ -110,7 +110,7 @@ class Cluster:
         for job in jobs:
             try:
                 job.leave_block(error)
-            except BaseException as worse:  # noqa: BLE001  raised below
+            except BaseException as worse:  # noqa: BLE001
                 first, error = first or worse, error or worse
         if first is not None:
             raise first

@@ -184,8 +184,9 @@ class Job:
         while True:
             record = self._record()
             left = deadline - time.monotonic()
+            # The head leaves once the job is over.
             if record.over:
-                self._head = None  # it leaves
+                self._head = None
                 return record
             if left <= 0:
                 raise TimeoutError(f"{self.name} still runs after {timeout:g} s")
@@ -349,7 +350,8 @@ class Job:
         path = self.directory / "outputs" / "results" / f"rank_{verdict.rank}.error"
         try:
             error = pickle.loads(files.read_plain(path))
-        except Exception as worse:  # noqa: BLE001  there is none, or its class is not known here
+        # There is no such file, or the class of the exception is not known here.
+        except Exception as worse:  # noqa: BLE001
             raise self._failure(record) from worse if path.exists() else None
         who = f"rank {verdict.rank} on node {verdict.node} ({verdict.node_name})"
         raise error from RemoteTraceback(f"\n\n{who}:\n{verdict.traceback}")

@@ -32,7 +32,8 @@ NO_SYNC = (errno.EINVAL, errno.ENOTSUP)
 NO_SOCKETS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 # Locks of an open file, not of a process (fcntl(2)): processes that inherit the file hold them.
 F_OFD_SETLK = 37
-FLOCK = struct.Struct("hhqqi4x")  # type, whence, start, length, pid
+# struct flock: type, whence, start, length, pid.
+FLOCK = struct.Struct("hhqqi4x")
 
 NO_INODES = "`df -i` shows whether inodes are what is missing"
 

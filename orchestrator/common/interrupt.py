@@ -60,7 +60,8 @@ def _answer(number: int, frame: FrameType | None) -> None:
         signal.signal(other, signal.SIG_IGN)
     if _undo is not None:
         _undo()
-    try:  # noqa: SIM105 (which needs an import)
+    # contextlib.suppress would need an import.
+    try:  # noqa: SIM105
         os.write(2, b"\ninterrupted\n")
     # The terminal was closed.
     except OSError:
@@ -70,7 +71,7 @@ def _answer(number: int, frame: FrameType | None) -> None:
 
 def undo_with(undo: Callable[[], None] | None) -> None:
     """Set what to undo, if anything, when an interrupt comes from now on."""
-    global _undo  # noqa: PLW0603  a signal handler has nowhere else to look
+    global _undo  # noqa: PLW0603
     _undo = undo
 
 

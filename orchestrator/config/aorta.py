@@ -42,7 +42,8 @@ NO_MATTER: dict[str, Callable[[Any], bool]] = {
     "profiling.with_flops": lambda _: True,
     "profiling.tensorboard": lambda value: not value,
     "profiling.chrome_trace": lambda value: value is True,
-    "profiling.trace_filename": lambda _: True,  # outputs/profile/rank_RR.json.gz
+    # The trace is in outputs/profile/rank_RR.json.gz.
+    "profiling.trace_filename": lambda _: True,
 }
 STREAMS = "aorta's experiments with compute streams do not exist here: leave it out"
 WHY = {

@@ -51,9 +51,13 @@ def main() -> int:
     options = parser.parse_args()
     try:
         report = export(
-            options.checkpoint, options.out, options.dtype, options.force, options.layout,
+            options.checkpoint,
+            options.out,
+            options.dtype,
+            options.force,
+            options.layout,
             ema=options.ema,
-        )  # fmt: skip
+        )
     except OrchestratorError as error:
         sys.stderr.write(f"error: {error}\n")
         return error.exit_code

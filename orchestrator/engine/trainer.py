@@ -125,10 +125,19 @@ class Trainer(TrainerSettings):
         """
         self._reporting.quiet = not verbose
         asked = settings.request_of(
-            self.parts.config, self.config or {}, self._saving.built_in, epochs=epochs,
-            min_period=min_period, max_period=max_period, save_every=save_every, best=best,
-            patience=patience, save_to=save_to, keep=keep, resume=resume,
-        )  # fmt: skip
+            self.parts.config,
+            self.config or {},
+            self._saving.built_in,
+            epochs=epochs,
+            min_period=min_period,
+            max_period=max_period,
+            save_every=save_every,
+            best=best,
+            patience=patience,
+            save_to=save_to,
+            keep=keep,
+            resume=resume,
+        )
         given = train_loader, val_loader
         training, held_out = settings.data_of(asked, self._data, given, self._shared)
         self._saving.begin(asked, training)

@@ -6,7 +6,6 @@ It is the head of this one node: the same supervisor, log, events, verdict and e
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import select
 import socket
@@ -189,7 +188,7 @@ def reach(request: LaunchRequest, mine: MachinePart, patience: float) -> Reached
     address = address_of(mine.master, patience)
     port = PortRequest(wanted=mine.port, exact=True, peers=mine.nnodes > 1)
     asked = Probe(
-        cwd=os.getcwd(),  # noqa: PTH109  (as the shell has it, links included)
+        cwd=str(Path.cwd()),
         workdir=request.config.launch.workdir,
         peers=(address,),
         target=request.target,

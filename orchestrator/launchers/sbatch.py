@@ -35,7 +35,8 @@ class SbatchOptions:
     """The options of sbatch."""
 
     nnodes: int
-    gpus: int | None = None  # per node
+    # GPUs of each node.
+    gpus: int | None = None
     time: str | None = None
     partition: str | None = None
     account: str | None = None

@@ -14,7 +14,7 @@ def dump(what: object, file: IO[bytes]) -> None:
     """Write a pickle that may contain functions; raise ImportError without cloudpickle."""
     import cloudpickle
 
-    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]  # its base is untyped
+    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if type(obj) is CodeType:
                 return with_file(obj, cloudpickle.CloudPickler.dispatch_table[type(obj)](obj))

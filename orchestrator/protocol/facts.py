@@ -110,7 +110,8 @@ class RdmaPort(Message, kw_only=False):
 class Card(Message, kw_only=False):
     """One GPU, as described by the files of its driver; sizes in bytes."""
 
-    vendor: str  # nvidia, amd
+    # nvidia or amd.
+    vendor: str
     model: str
     uuid: str = ""
     pci: str = ""
@@ -123,7 +124,8 @@ class Software(Message, kw_only=False):
 
     cuda: str = ""
     hip: str = ""
-    nccl: str = ""  # NCCL, RCCL
+    # The version of NCCL, or of RCCL.
+    nccl: str = ""
     nvidia_driver: str = ""
     amd_driver: str = ""
 
@@ -213,7 +215,8 @@ class User(Message, kw_only=False):
 class Load(Message, kw_only=False):
     """The users of a machine's processors; users with almost no load are left out."""
 
-    cores: float  # used
+    # The cores in use.
+    cores: float
     # The users, the busiest first.
     users: tuple[User, ...]
     # The number of processors that this login may use.
@@ -274,7 +277,8 @@ class Torch(Message, kw_only=False):
     cuda: str = ""
     hip: str = ""
     nccl: str = ""
-    available: bool = False  # torch.cuda.is_available()
+    # What torch.cuda.is_available() returns.
+    available: bool = False
     error: str = ""
 
 
@@ -284,7 +288,8 @@ class Checkup(Message, kw_only=False):
     gpus: Optional[tuple[Gpu, ...]] = None
     holders: Optional[tuple[Holder, ...]] = None
     xids: Optional[tuple[Xid, ...]] = None
-    script: Optional[str] = None  # sha256
+    # The SHA-256 of the program.
+    script: Optional[str] = None
     torch: Optional[Torch] = None
     # The addresses that its own name resolves to there.
     names: Optional[tuple[IpAddress, ...]] = None

@@ -62,7 +62,7 @@ def unpacked(listing: bytes) -> tuple[ManifestEntry, ...]:
     if ends > FIELDS * MOST_ENTRIES or ends % FIELDS or listing[-1:] not in (b"", b"\0"):
         raise Nonsense("no list of files")
     fields = listing.split(b"\0")[:-1]
-    rows = zip(*(fields[column::FIELDS] for column in range(FIELDS)))  # noqa: B905  3.9
+    rows = zip(*(fields[column::FIELDS] for column in range(FIELDS)))
     entries = tuple(_entry(*row) for row in rows)
     _refuse_nested(entries)
     return entries

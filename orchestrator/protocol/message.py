@@ -97,7 +97,7 @@ class Message:
 
     def __init__(self, *positional: Any, **values: Any) -> None:
         if positional:
-            values.update(zip(self._defaults, positional))  # noqa: B905  3.9 has no strict=
+            values.update(zip(self._defaults, positional))
             assert len(positional) <= len(self._defaults)
         if not values.keys() <= self._defaults.keys():
             raise TypeError(
@@ -251,11 +251,10 @@ def _mapping(kinds: tuple[Any, ...], data: Any, how: Reading, where: str) -> dic
     items = {}
     for key, item in data.items():
         # Keys in JSON are always text.
-        if kinds[0] is int:
-            if not (key.isascii() and key.lstrip("-").isdigit() and len(key) < 40):
-                raise Nonsense(f"{where} has a key that is not a number: {shown(key)}")
-            key = int(key)  # noqa: PLW2901
-        items[key] = _read(kinds[1], item, how, f"{where}.{key}")
+        number = kinds[0] is int
+        if number and not (key.isascii() and key.lstrip("-").isdigit() and len(key) < 40):
+            raise Nonsense(f"{where} has a key that is not a number: {shown(key)}")
+        items[int(key) if number else key] = _read(kinds[1], item, how, f"{where}.{key}")
     return items
 
 

@@ -69,7 +69,8 @@ class Placement(Message):
 class Spec(Placement):
     """One node's part of a job."""
 
-    experiment: str  # its name
+    # The name of the experiment.
+    experiment: str
     nproc: int
     # How torchrun starts the ranks: fork or plain.
     start: str

@@ -120,11 +120,16 @@ def _of_engine(span: Span, spoken: Account, reached: int) -> dict[str, float]:
     again = min(reached, spoken.step) - spoken.first
     replayed = training * again / (spoken.step - spoken.first) if again > 0 else 0.0
     return {
-        "start": start, "load": load, "data": data, "checkpoints": checkpoints,
-        "training": training - replayed, "replayed": replayed, "detection": detection,
+        "start": start,
+        "load": load,
+        "data": data,
+        "checkpoints": checkpoints,
+        "training": training - replayed,
+        "replayed": replayed,
+        "detection": detection,
         # The time since the last report of a running attempt cannot be classified yet.
         "unknown" if span.goes_on else "stop": stop,
-    }  # fmt: skip
+    }
 
 
 # -- from files of the experiment -----------------------------------------------------------------
@@ -201,7 +206,8 @@ def in_words(parts: Mapping[str, float]) -> str:
         return ""
     known = sorted(((value, name) for name, value in parts.items() if value), reverse=True)
     shown = [
-        f"{value / whole:.0%} {PARTS.get(name, name)}" for value, name in known
+        f"{value / whole:.0%} {PARTS.get(name, name)}"
+        for value, name in known
         if value >= 0.005 * whole
-    ]  # fmt: skip
+    ]
     return ", ".join(shown)

@@ -262,7 +262,8 @@ class Sending:
                 tracker.log(*line)
                 self.sent += 1
             tracker.close()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 (the network, a server, a full disk)
+        # The network, a server or a disk fails in ways of its own.
+        except (Exception, SystemExit) as error:  # noqa: BLE001
             self.failed = True
             if isinstance(error, OrchestratorError) and self.awaited:
                 self.refusal = error

@@ -81,23 +81,47 @@ def main() -> None:
         ):
             found.append(followed(hosts, options.rate, options.seconds))
     rows = [
-        [str(one.hosts), f"{one.lines:.0f}", f"{one.head:.0%}", f"{one.delay * 1e3:.0f} ms",
-         f"{one.longest * 1e3:.0f} ms"]
+        [
+            str(one.hosts),
+            f"{one.lines:.0f}",
+            f"{one.head:.0%}",
+            f"{one.delay * 1e3:.0f} ms",
+            f"{one.longest * 1e3:.0f} ms",
+        ]
         for one in found
-    ]  # fmt: skip
+    ]
     head = ["hosts", "lines a second", "head, of a core", "delay, p50", "p99"]
-    show(options.json, f"{options.rate:g} lines a second of each host", machine(),
-         table(head, rows), [vars(one) for one in found])  # fmt: skip
+    show(
+        options.json,
+        f"{options.rate:g} lines a second of each host",
+        machine(),
+        table(head, rows),
+        [vars(one) for one in found],
+    )
 
 
 def followed(hosts: Hosts, rate: float, seconds: float) -> Found:
     size = len(hosts.addresses)
     program = hosts.work / "chatter.py"
     program.write_text(PROGRAM)
-    words = our("master_launch", "--connect-timeout", "300", "--no-torchrun", "--sync", "off",
-                str(program), str(rate))  # fmt: skip
-    process = subprocess.Popen(words, env=hosts.head_environment, cwd=hosts.work, text=True,
-                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)  # fmt: skip
+    words = our(
+        "master_launch",
+        "--connect-timeout",
+        "300",
+        "--no-torchrun",
+        "--sync",
+        "off",
+        str(program),
+        str(rate),
+    )
+    process = subprocess.Popen(
+        words,
+        env=hosts.head_environment,
+        cwd=hosts.work,
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
     listener = Listener(process)
     deadline = time.monotonic() + START_SECONDS
     while len(listener.printing) < size and process.poll() is None:
@@ -109,11 +133,18 @@ def followed(hosts: Hosts, rate: float, seconds: float) -> Found:
     time.sleep(seconds)
     took, ages = time.monotonic() - began, sorted(listener.ages)
     share = (spent(process.pid) - before) / took
-    subprocess.run(our("stop", "--now"), env=hosts.head_environment, cwd=hosts.work, check=False,
-                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    subprocess.run(
+        our("stop", "--now"),
+        env=hosts.head_environment,
+        cwd=hosts.work,
+        check=False,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     process.wait()
-    return Found(size, share, len(ages) / took, statistics.median(ages),
-                 ages[int(len(ages) * 0.99)])  # fmt: skip
+    return Found(
+        size, share, len(ages) / took, statistics.median(ages), ages[int(len(ages) * 0.99)]
+    )
 
 
 if __name__ == "__main__":

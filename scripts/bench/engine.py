@@ -52,8 +52,10 @@ def main() -> None:
         steps = step_times(options.ranks, options.repeat, Path(place))
         saves = save_times(options.ranks, options.repeat, Path(place))
     ratio = steps["engine"] / steps["hand-written loop"]
-    rows = [[name, f"{ms:.1f} ms", f"{ms / steps['hand-written loop']:.3f}"]
-            for name, ms in steps.items()]  # fmt: skip
+    rows = [
+        [name, f"{ms:.1f} ms", f"{ms / steps['hand-written loop']:.3f}"]
+        for name, ms in steps.items()
+    ]
     text = table(["one step", "median", "of the loop's"], rows)
     host = host_times(options.repeat)
     base = host["hand-written loop"]
@@ -130,10 +132,15 @@ def save_times(ranks: int, repeat: int, place: Path) -> dict[str, dict[str, floa
         for how in each:
             shutil.rmtree(place / how, ignore_errors=True)
     saves = {
-        how: dict(zip(("stall", "step", "mb"), map(statistics.median, zip(*rows, strict=True)),
-                      strict=True))
+        how: dict(
+            zip(
+                ("stall", "step", "mb"),
+                map(statistics.median, zip(*rows, strict=True)),
+                strict=True,
+            )
+        )
         for how, rows in each.items()
-    }  # fmt: skip
+    }
     return {**saves, "resume": {"stall": statistics.median(resumes), "step": 0.0, "mb": 0.0}}
 
 

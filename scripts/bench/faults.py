@@ -295,8 +295,10 @@ def render(medians: Mapping[str, Mapping[str, float]], own: Mapping[str, float])
         "cut": "a link is cut: until the screen says so (10 s)",
         "orphans": "ranks left after kill -9 of the launcher (0)",
     }
-    rows = [[words, *(cell(found, figure) for found in medians.values())]
-            for figure, words in names.items()]  # fmt: skip
+    rows = [
+        [words, *(cell(found, figure) for found in medians.values())]
+        for figure, words in names.items()
+    ]
     text = table(head, rows)
     mine = [
         [

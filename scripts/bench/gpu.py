@@ -171,11 +171,21 @@ def llama(**training: Any) -> dict[str, Any]:
 def torchrun(place: Path, *words: str) -> subprocess.CompletedProcess[str]:
     count = max(1, torch.cuda.device_count())
     return subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}",
-         *words],
-        cwd=place, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={count}",
+            *words,
+        ],
+        cwd=place,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "ORCHESTRATOR_EXPERIMENT": str(place)},
-    )  # fmt: skip
+    )
 
 
 # -- the checks -----------------------------------------------------------------------------------
@@ -369,8 +379,14 @@ def one_visible(place: Path) -> Seen:
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     code = "from orchestrator.engine.ranks import ranks; print(ranks.device_of_rank())"
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": first, "LOCAL_RANK": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, text=True, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env,
+        text=True,
+        check=False,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
     said = done.stdout.strip().splitlines()[-1:]
     return Seen(" ".join(said)[-80:], done.returncode == 0 and said == ["cuda:0"])
 
@@ -379,8 +395,11 @@ def one_visible(place: Path) -> Seen:
 def forked(place: Path) -> Seen:
     made = trainer()
     for _ in range(2):
-        made.train(DataLoader(data(), 32, num_workers=2, multiprocessing_context="fork"),
-                   epochs=made.state.epoch + 1, verbose=False)  # fmt: skip
+        made.train(
+            DataLoader(data(), 32, num_workers=2, multiprocessing_context="fork"),
+            epochs=made.state.epoch + 1,
+            verbose=False,
+        )
     return Seen(f"{made.state.epoch} epochs", made.state.epoch == 2)
 
 
@@ -391,8 +410,10 @@ def llama_1b(place: Path) -> Seen:
     before = max(line["memory_peak_bytes"] for line in trained if line["step"] < 20)
     after, last = trained[-1]["memory_peak_bytes"], trained[-1]
     mfu = "unknown" if last["mfu"] is None else f"{last['mfu']:.1%}"
-    says = (f"{last['tokens_per_s']:,.0f} tokens/s, mfu {mfu}, {last['step_ms']:,.0f} ms/step,"
-            f" {before / 1e9:.1f} GB, with an evaluation {after / 1e9:.1f} GB")  # fmt: skip
+    says = (
+        f"{last['tokens_per_s']:,.0f} tokens/s, mfu {mfu}, {last['step_ms']:,.0f} ms/step,"
+        f" {before / 1e9:.1f} GB, with an evaluation {after / 1e9:.1f} GB"
+    )
     return Seen(says, REHEARSING or after <= 1.05 * before)
 
 
@@ -411,8 +432,11 @@ def hand_loop(place: Path) -> Seen:
     ]
     words += ["training.mixed_precision=bf16", "training.max_steps=30", "compile.enabled=true"]
     words += [f"training.batch_size={sections['training']['batch_size']}"]
-    done = torchrun(place, str(ROOT / "scripts/bench/hand_loop.py"),
-                    *(word for setting in words for word in ("--set", setting)))  # fmt: skip
+    done = torchrun(
+        place,
+        str(ROOT / "scripts/bench/hand_loop.py"),
+        *(word for setting in words for word in ("--set", setting)),
+    )
     if done.returncode:
         return Seen(done.stdout.strip()[-200:], False)
     seconds = json.loads(done.stdout.strip().splitlines()[-1])
@@ -536,8 +560,15 @@ def profiled(place: Path) -> Seen:
 
 @check("verify over NCCL", "exit code 0")
 def verified(place: Path) -> Seen:
-    done = torchrun(place, "-m", "orchestrator.engine.verify", "--seconds", "10",
-                    "--max-size", str(1 << (20 if REHEARSING else 28)))  # fmt: skip
+    done = torchrun(
+        place,
+        "-m",
+        "orchestrator.engine.verify",
+        "--seconds",
+        "10",
+        "--max-size",
+        str(1 << (20 if REHEARSING else 28)),
+    )
     there = (place / "outputs/verify.json").exists()
     says = "written" if done.returncode == 0 and there else done.stdout.strip()[-100:]
     return Seen(says, done.returncode == 0 and there)
@@ -624,9 +655,14 @@ def run_alone(title: str, *, rehearsing: bool) -> Seen:
     """Run one check in a process of its own; its last line is what it has seen."""
     env = {**os.environ, "REHEARSING": str(int(rehearsing)), "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     try:
-        done = subprocess.run([sys.executable, __file__, "--check", title], text=True, env=env,
-                              capture_output=True, check=False,
-                              timeout=LIMIT * (6 if rehearsing else 1))  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, __file__, "--check", title],
+            text=True,
+            env=env,
+            capture_output=True,
+            check=False,
+            timeout=LIMIT * (6 if rehearsing else 1),
+        )
     except subprocess.TimeoutExpired:
         return Seen(f"not done within {LIMIT:.0f} s", False)
     last = done.stdout.strip().splitlines()[-1:] or [""]
@@ -645,8 +681,10 @@ def table(name: str, rows: dict[str, tuple[str, Seen]]) -> str:
         "| check | seen | expected | |",
         "|---|---|---|---|",
     ]
-    lines += [f"| {title} | {seen.says} | {expected} | {words[seen.good]} |"
-              for title, (expected, seen) in rows.items()]  # fmt: skip
+    lines += [
+        f"| {title} | {seen.says} | {expected} | {words[seen.good]} |"
+        for title, (expected, seen) in rows.items()
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -61,10 +61,19 @@ def main() -> None:
     clock = Clock()
     with tempfile.TemporaryDirectory() as place:
         arguments = TrainingArguments(
-            place, per_device_train_batch_size=batch, max_steps=STEPS, max_grad_norm=1.0, bf16=True,
-            torch_compile=True, optim="adamw_torch_fused", logging_steps=10, save_strategy="no",
-            report_to=[], disable_tqdm=True, dataloader_num_workers=2,
-        )  # fmt: skip
+            place,
+            per_device_train_batch_size=batch,
+            max_steps=STEPS,
+            max_grad_norm=1.0,
+            bf16=True,
+            torch_compile=True,
+            optim="adamw_torch_fused",
+            logging_steps=10,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            dataloader_num_workers=2,
+        )
         data: Any = Tokens(
             STEPS * batch * torch.cuda.device_count(), model["sequence_length"], model["vocab_size"]
         )

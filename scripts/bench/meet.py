@@ -118,10 +118,18 @@ def render(results: dict[tuple[int, str], tuple[Cost, ...]]) -> str:
     rows = []
     for (size, way), costs in results.items():
         for part, cost in zip(("meet", "leave"), costs, strict=False):
-            rows.append([
-                str(size), way, part, f"{cost.seconds:.2f} s", f"{1000 * cost.agent:.2f} ms",
-                f"{1000 * cost.first:.0f} ms", f"{cost.packets:.0f}", f"{cost.kilobytes:.1f}",
-            ])  # fmt: skip
+            rows.append(
+                [
+                    str(size),
+                    way,
+                    part,
+                    f"{cost.seconds:.2f} s",
+                    f"{1000 * cost.agent:.2f} ms",
+                    f"{1000 * cost.first:.0f} ms",
+                    f"{cost.packets:.0f}",
+                    f"{cost.kilobytes:.1f}",
+                ]
+            )
         if len(costs) < 2:
             rows.append([str(size), way, "leave" if costs else "meet", "never", *[""] * 4])
     return table(head, rows)
@@ -219,15 +227,25 @@ def spec(node: int, about: Meeting) -> WorkerSpec:
     backend = "c10d" if way == "c10d" else "static"
     config = {"rank": node, "timeout": 900} if backend == "static" else {}
     parameters = RendezvousParameters(
-        backend=backend, endpoint="{}:{}".format(*master), run_id="bench",
-        min_nodes=size, max_nodes=size, local_addr="127.0.0.1", **config,
-    )  # fmt: skip
+        backend=backend,
+        endpoint="{}:{}".format(*master),
+        run_id="bench",
+        min_nodes=size,
+        max_nodes=size,
+        local_addr="127.0.0.1",
+        **config,
+    )
     if backend == "c10d":
         parameters.config["is_host"] = node == 0
     spec = WorkerSpec(
-        role="default", local_world_size=1, entrypoint="true", max_restarts=0,
-        rdzv_handler=None, master_addr=master[0], master_port=master[1],
-    )  # fmt: skip
+        role="default",
+        local_world_size=1,
+        entrypoint="true",
+        max_restarts=0,
+        rdzv_handler=None,
+        master_addr=master[0],
+        master_port=master[1],
+    )
     spec.rdzv_handler = Later(parameters)
     return spec
 

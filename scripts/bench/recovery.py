@@ -414,8 +414,11 @@ class Trial(UnderFire):
         """Yield what differs from the program undisturbed, or is missing at home."""
         said = Counter((rank, *line) for rank in range(NODES) for line in self.said(rank))
         end.steps = len(reference.losses)
-        odd = {(r, s): (v, reference.losses.get((r, s))) for r, s, v in said
-               if reference.losses.get((r, s)) != v}  # fmt: skip
+        odd = {
+            (r, s): (v, reference.losses.get((r, s)))
+            for r, s, v in said
+            if reference.losses.get((r, s)) != v
+        }
         if odd:
             yield f"{len(odd)} losses differ: {dict(sorted(odd.items())[:4])}"
         taken = {(rank, step) for rank, step, _ in said}

@@ -64,10 +64,13 @@ def main() -> None:
     middle = {what: statistics.median(seconds[1:]) for what, seconds in found.items()}
     bases = {"save": "dcp.save", "stall": "save", "load": "dcp.load"}
     rows = [
-        [what, f"{seconds:.2f} s", f"{seconds / middle[bases[what]]:.3f} of {bases[what]}"
-         if what in bases else ""]
+        [
+            what,
+            f"{seconds:.2f} s",
+            f"{seconds / middle[bases[what]]:.3f} of {bases[what]}" if what in bases else "",
+        ]
         for what, seconds in middle.items()
-    ]  # fmt: skip
+    ]
     text = table(["what", "median", "ratio"], rows)
     show(options.json, f"{options.megabytes} MB", machine(Path(sys.executable)), text, middle)
 

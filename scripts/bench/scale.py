@@ -111,8 +111,13 @@ def main() -> None:
     }
     if options.svg:
         options.svg.write_text(picture(results))
-    show(options.json, f"What hosts cost the head (median of {options.repeat})", about,
-         render(results), data)  # fmt: skip
+    show(
+        options.json,
+        f"What hosts cost the head (median of {options.repeat})",
+        about,
+        render(results),
+        data,
+    )
 
 
 def measured(
@@ -295,12 +300,19 @@ def render(results: Mapping[int, Mapping[str, Sequence[Cost]]]) -> str:
     for size, found in results.items():
         for name, costs in found.items():
             cost = medians(costs)
-            rows.append([
-                str(size), name, f"{cost['wall']:.2f} s", f"{cost['head']:.2f} s",
-                f"{1000 * cost['head'] / size:.1f} ms", f"{cost['memory_mb']:.0f} MB",
-                f"{cost['threads']:.0f}", f"{cost['descriptors']:.0f}",
-                f"{cost['sent_mb']:.2f} MB",
-            ])  # fmt: skip
+            rows.append(
+                [
+                    str(size),
+                    name,
+                    f"{cost['wall']:.2f} s",
+                    f"{cost['head']:.2f} s",
+                    f"{1000 * cost['head'] / size:.1f} ms",
+                    f"{cost['memory_mb']:.0f} MB",
+                    f"{cost['threads']:.0f}",
+                    f"{cost['descriptors']:.0f}",
+                    f"{cost['sent_mb']:.2f} MB",
+                ]
+            )
     head = [
         "hosts",
         "command",
@@ -320,10 +332,13 @@ def picture(results: Mapping[int, Mapping[str, Sequence[Cost]]]) -> str:
     sizes = list(results)
     names = dict.fromkeys(name for found in results.values() for name in found)
     seconds = {
-        name: [(size, medians(found[name])["head"]) for size, found in results.items()
-               if found.get(name)]
+        name: [
+            (size, medians(found[name])["head"])
+            for size, found in results.items()
+            if found.get(name)
+        ]
         for name in names
-    }  # fmt: skip
+    }
     top = max(value for line in seconds.values() for _, value in line)
     low, high = -1.0, log10(top) + 0.1
 

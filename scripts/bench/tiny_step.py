@@ -115,10 +115,17 @@ def transformers(steps: int) -> None:
     model = WithLoss()
     with tempfile.TemporaryDirectory() as place:
         arguments = TrainingArguments(
-            place, per_device_train_batch_size=BATCH, num_train_epochs=1, max_grad_norm=1.0,
-            logging_steps=50, save_strategy="no", report_to=[], disable_tqdm=True,
-            use_cpu=DEVICE == "cpu", dataloader_pin_memory=False,
-        )  # fmt: skip
+            place,
+            per_device_train_batch_size=BATCH,
+            num_train_epochs=1,
+            max_grad_norm=1.0,
+            logging_steps=50,
+            save_strategy="no",
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=DEVICE == "cpu",
+            dataloader_pin_memory=False,
+        )
         data: Any = batches(steps).dataset
         Trainer(model, arguments, collate, data, optimizers=(adamw(model), None)).train()
 

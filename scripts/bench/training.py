@@ -286,8 +286,9 @@ def bytes_of_step(make: Callable[[Any], Any], trace: Path) -> dict[str, float]:
     wide = [(WIDTH, 4 * WIDTH), (4 * WIDTH, WIDTH)] * BLOCKS
     blocks = (nn.Sequential(nn.Linear(*shape, bias=False), nn.Tanh()) for shape in wide)
     model = nn.Sequential(*blocks)
-    profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU],
-                                     profile_memory=True)  # fmt: skip
+    profile = torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    )
 
     def step_done(trainer: Trainer) -> None:
         if trainer.state.step == 1:
@@ -297,9 +298,12 @@ def bytes_of_step(make: Callable[[Any], Any], trace: Path) -> dict[str, float]:
 
     strategy = "full_shard" if dist.get_world_size() > 1 else "ddp"
     trainer = Trainer(
-        model, make(model.parameters()), functional.mse_loss, strategy=strategy,
+        model,
+        make(model.parameters()),
+        functional.mse_loss,
+        strategy=strategy,
         on_step_end=step_done,
-    )  # fmt: skip
+    )
     x = torch.randn(4 * dist.get_world_size(), WIDTH)
     trainer.train(DataLoader(TensorDataset(x, x), 2), epochs=1, verbose=False)
     profile.export_chrome_trace(str(trace))
@@ -332,11 +336,15 @@ def peaks(events: list[dict[str, Any]]) -> dict[str, float]:
 def memory_shown(found: dict[str, Any]) -> str:
     names = ("weights", "state", "step", "optimizer")
     rows = [
-        [ranks, name, *(f"{values[key] / 1e6:,.0f} MB" for key in names),
-         f"{whole(values) / whole(each['AdamW']):.2f}"]
+        [
+            ranks,
+            name,
+            *(f"{values[key] / 1e6:,.0f} MB" for key in names),
+            f"{whole(values) / whole(each['AdamW']):.2f}",
+        ]
         for ranks, each in found.items()
         for name, values in each.items()
-    ]  # fmt: skip
+    ]
     head = ["weights", "state", "most beside them in a step", "in the optimizer's", "of AdamW's"]
     return table(["a rank's bytes", "", *head], rows)
 

@@ -72,11 +72,18 @@ def make(path: Path, steps: int, ranks: int) -> int:
     path.chmod(0o700)
     nodes = [
         NodeRecord(
-            index=index, name=f"gpu{index}", host=f"gpu{index}", user=None, port=None,
-            address=f"10.0.0.{index}", python="python", first_rank=index * PER_NODE, nproc=PER_NODE,
+            index=index,
+            name=f"gpu{index}",
+            host=f"gpu{index}",
+            user=None,
+            port=None,
+            address=f"10.0.0.{index}",
+            python="python",
+            first_rank=index * PER_NODE,
+            nproc=PER_NODE,
         )
         for index in range(ranks // PER_NODE)
-    ]  # fmt: skip
+    ]
     record = JobRecord("long", str(path), "running", ["master_launch"], nodes, time.time())
     Experiment(path).write_record(record)
     first = path / "outputs" / "rank_00_metrics.jsonl"
@@ -84,15 +91,26 @@ def make(path: Path, steps: int, ranks: int) -> int:
         for step in range(1, steps + 1):
             loss = 2.0 + 3.0 * math.exp(-step / 50_000) + 0.1 * math.sin(step * 12.9898)
             line = {
-                "time": 1.7e9 + step * 0.3, "rank": 0, "step": step, "epoch": step // 10_000,
-                "loss": loss, "lr": 3e-4 * math.cos(step / steps), "grad_norm": 1.0 / loss,
-                "tokens": step * 524_288, "tokens_per_s": 1.7e6 + step % 977,
-                "step_ms": 300.0 + step % 13, "data_ms": 1.5 + step % 7,
-                "forward_backward_ms": 280.0 + step % 11, "exposed_comm_ms": None,
-                "optimizer_ms": 9.0 + step % 3, "memory_bytes": 60_000_000_000 + step,
-                "memory_peak_bytes": 70_000_000_000, "mfu": 0.41, "mfu_measured": 0.55,
+                "time": 1.7e9 + step * 0.3,
+                "rank": 0,
+                "step": step,
+                "epoch": step // 10_000,
+                "loss": loss,
+                "lr": 3e-4 * math.cos(step / steps),
+                "grad_norm": 1.0 / loss,
+                "tokens": step * 524_288,
+                "tokens_per_s": 1.7e6 + step % 977,
+                "step_ms": 300.0 + step % 13,
+                "data_ms": 1.5 + step % 7,
+                "forward_backward_ms": 280.0 + step % 11,
+                "exposed_comm_ms": None,
+                "optimizer_ms": 9.0 + step % 3,
+                "memory_bytes": 60_000_000_000 + step,
+                "memory_peak_bytes": 70_000_000_000,
+                "mfu": 0.41,
+                "mfu_measured": 0.55,
                 "skipped_steps": 0,
-            }  # fmt: skip
+            }
             file.write(json.dumps(line) + "\n")
     for rank in range(1, ranks):
         os.link(first, path / "outputs" / f"rank_{rank:02d}_metrics.jsonl")
@@ -102,19 +120,27 @@ def make(path: Path, steps: int, ranks: int) -> int:
 def sample_machines(path: Path, nodes: int, steps: int) -> None:
     """Write the streams of the nodes' samplers for as long as the training took."""
     gpu = {
-        "use": [0.97] * 8, "memory_bytes": [60 << 30] * 8, "celsius": [61] * 8,
-        "watts": [650.5] * 8, "mhz": [1980] * 8, "throttle": [0] * 8,
-    }  # fmt: skip
+        "use": [0.97] * 8,
+        "memory_bytes": [60 << 30] * 8,
+        "celsius": [61] * 8,
+        "watts": [650.5] * 8,
+        "mhz": [1980] * 8,
+        "throttle": [0] * 8,
+    }
     first = path / "outputs" / "node_00_metrics.jsonl"
     began = Experiment(path).read_record().started
     with first.open("w") as file:
         for at in range(int(steps * 0.3 / 5)):
             line = {
-                "time": began + 5 * at, "node": 0, "cpu": 0.2 + at % 7 / 100,
+                "time": began + 5 * at,
+                "node": 0,
+                "cpu": 0.2 + at % 7 / 100,
                 "memory_bytes": 1 << 38,
-                "disk_read_per_s": at, "disk_write_per_s": 5 * at, "gpu": gpu,
+                "disk_read_per_s": at,
+                "disk_write_per_s": 5 * at,
+                "gpu": gpu,
                 "net": {"eth0": [10_000 + at, 20_000], "mlx5_0/1": [3_000_000_000, 3_000_000_000]},
-            }  # fmt: skip
+            }
             file.write(json.dumps(line) + "\n")
     for node in range(1, nodes):
         os.link(first, path / "outputs" / f"node_{node:02d}_metrics.jsonl")
@@ -188,10 +214,19 @@ def sampler() -> None:
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "outputs").mkdir()
         fields = {
-            "job": "job", "node": 0, "nnodes": 1, "experiment": "e", "nproc": 1, "first_rank": 0,
-            "start": "plain", "agent": [], "env": {"ORCHESTRATOR_EXPERIMENT": name}, "unset": [],
-            "workdir": name, "target": {"kind": "script", "name": "x"},
-        }  # fmt: skip
+            "job": "job",
+            "node": 0,
+            "nnodes": 1,
+            "experiment": "e",
+            "nproc": 1,
+            "first_rank": 0,
+            "start": "plain",
+            "agent": [],
+            "env": {"ORCHESTRATOR_EXPERIMENT": name},
+            "unset": [],
+            "workdir": name,
+            "target": {"kind": "script", "name": "x"},
+        }
         own = Sampler(decode(Spec, fields), seconds=0.01)
         began = time.process_time()
         for _ in range(720):

@@ -134,8 +134,10 @@ class Checkpointing:
             self.say(f"nothing of it is saved: {how} saves at the end and when it is stopped")
 
     def end_with_nothing_done(self) -> None:
-        self.say(f"nothing to do: {self.state.epoch} epochs and {self.state.step} steps are done,"
-                 " and both count from the very beginning")  # fmt: skip
+        self.say(
+            f"nothing to do: {self.state.epoch} epochs and {self.state.step} steps are done,"
+            " and both count from the very beginning"
+        )
         if self.checkpoints is not None:
             self.checkpoints.close()
 
@@ -201,9 +203,13 @@ class Checkpointing:
             self.parts.config.checkpoint, keep=keep, asynchronous=background, mirror=url
         )
         store = Checkpoints(
-            wanted, directory, self.parts.ranks, self.run, self.say,
+            wanted,
+            directory,
+            self.parts.ranks,
+            self.run,
+            self.say,
             node_holds_all=holds_all(self.parts.mesh, self.parts.ranks),
-        )  # fmt: skip
+        )
         store.latest = max(store.latest, self.latest)
         return store
 
@@ -224,10 +230,13 @@ class Checkpointing:
         if place is None:
             return
         self.memory = Memory(
-            place, self.parts.ranks, self.run, self.say,
+            place,
+            self.parts.ranks,
+            self.run,
+            self.say,
             node_holds_all=holds_all(self.parts.mesh, self.parts.ranks),
             every=self.parts.config.checkpoint.memory_every,
-        )  # fmt: skip
+        )
         if not self.memory.off:
             self.memory.latest = max(self.memory.latest, self.latest)
             self.memory.keep_only(self.state.step)
@@ -334,5 +343,6 @@ def configs_of(model: nn.Module) -> dict[str, str]:
     """Return the contents of Hugging Face's config files, for exporting the checkpoint later."""
     try:
         return weights.configs_of(model, mesh.plain_class(model).__name__)
-    except Exception:  # noqa: BLE001 (code of a user's; the weights are worth more than this)
+    # A config of the user's own class may fail; the weights are worth more than it.
+    except Exception:  # noqa: BLE001
         return {}

@@ -81,7 +81,8 @@ class Loop:
             ) as self.profile,
         ):
             after.callback(self.reporter.file.close)
-            after.callback(lambda: self.users.restore())  # noqa: PLW0108 (users changes)
+            # The attribute has another value by then.
+            after.callback(lambda: self.users.restore())  # noqa: PLW0108
             if self.saving.checkpoints is not None:
                 after.callback(self.saving.checkpoints.close)
             for model in self.parts.models.values():
@@ -343,14 +344,21 @@ def train(
     flops = build.flops_per_sample(config, parts.bare) if saving.built_in else None
     flops = flops or build.stated_flops(parts.bare)
     reporter = Reporter(
-        config, parts.ranks, parts.model, reporting, step=state.step, tokens=state.tokens,
-        unit=parts.unit, trainer=saving.number, max_steps=policy.max_steps,
+        config,
+        parts.ranks,
+        parts.model,
+        reporting,
+        step=state.step,
+        tokens=state.tokens,
+        unit=parts.unit,
+        trainer=saving.number,
+        max_steps=policy.max_steps,
         flops_per_step=flops and size and flops * size * micros,
         left=lambda: (
             policy.steps_left(training.samples, training.round_size * micros),
             policy.seconds_left,
         ),
-    )  # fmt: skip
+    )
     reporter.epoch_sums = state.epoch_sums
     Loop(parts, saving, training, held_out, policy, reporter, trainer).run()
 

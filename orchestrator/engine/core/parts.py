@@ -135,11 +135,17 @@ def of_settings(given: TrainerSettings) -> Parts:
         say(everyone, f"learning rates are multiplied by {lr_scale:g}, the number of ranks")
     training = {name: training_of(name, given, config.training) for name in optimizers}
     steppers = Steppers(
-        optimizers, names, model, shape, training, given.every or {}, schedulers,
+        optimizers,
+        names,
+        model,
+        shape,
+        training,
+        given.every or {},
+        schedulers,
         scheduler_every=given.scheduler_every,
         lr_factor=lambda step: lr_scale * min(1.0, step / max(1, given.warmup_steps)),
         elementwise=given.elementwise,
-    )  # fmt: skip
+    )
     parts = Parts(config, everyone, shape, whole, model, losses, steppers)
     parts.introduce()
     return parts
@@ -179,11 +185,17 @@ def of_config(config: Config, everyone: Ranks) -> Parts:
     strategy = config.fsdp.sharding_strategy
     shape, whole = mesh.distribute(model, strategy, everyone, config, fill)
     steppers = Steppers(
-        {"": optimizer}, {}, model, shape, {"": config.training}, {}, {},
+        {"": optimizer},
+        {},
+        model,
+        shape,
+        {"": config.training},
+        {},
+        {},
         lr_factor=lambda step: schedule(config.scheduler, step, config.training.max_steps),
         nominal=build.nominal_count(config, everyone.world),
         keeps_settings=True,
-    )  # fmt: skip
+    )
     parts = Parts(config, everyone, shape, whole, model, build.loss_of(config), steppers)
     parts.introduce()
     return parts

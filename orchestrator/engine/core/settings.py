@@ -244,8 +244,11 @@ def keep_batch(config: Config, world: int, say: Say) -> Config:
     micros = max(1, round(before / world))
     what = f"{plural(world, 'rank')} in place of {first}: a step has {micros} micro-batches of each"
     equal = micros * world == before
-    say(f"{what}, {before} as before" if equal else
-        f"WARNING: {what}, {micros * world} and not {before} as before")  # fmt: skip
+    say(
+        f"{what}, {before} as before"
+        if equal
+        else f"WARNING: {what}, {micros * world} and not {before} as before"
+    )
     changed = dataclasses.replace(training, gradient_accumulation=micros)
     if training.eval_batches is not None:
         # All ranks together evaluate as many samples as before.

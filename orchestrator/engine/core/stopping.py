@@ -445,8 +445,9 @@ class StopPolicy:
         return next(over, None)
 
     def _due(self, cadences: Sequence[Cadence], seconds: float, *units: str) -> bool:
-        cadences_now = [cadence for cadence in cadences if cadence.every.unit in units]
-        return any([cadence.due(seconds, self.state) for cadence in cadences_now])  # noqa: C419 (each has to count)
+        # Each cadence has to count, also after one that is due.
+        answers = [each.due(seconds, self.state) for each in cadences if each.every.unit in units]
+        return any(answers)
 
     def _agreed(self, answer: bool) -> bool:
         """Return rank 0's answer on every rank."""

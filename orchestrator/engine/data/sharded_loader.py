@@ -164,18 +164,28 @@ class MapShard(Shard):
         many = len(drawn) if isinstance(drawn, Sized) else None
         if shuffle is not None:
             self.order = OurOrder(
-                many or 0, seed, ranks, shuffle=shuffle, batch_size=self.batch_size or 1,
+                many or 0,
+                seed,
+                ranks,
+                shuffle=shuffle,
+                batch_size=self.batch_size or 1,
                 drop_last=drop_last,
-            )  # fmt: skip
+            )
             self.description = self.order.description + dealt
             if not self.order.end(0):
                 refuse_empty()
         else:
             self.order = OwnOrder(
-                lambda: iter(self.sampler), self.sampler, name, ranks, seed, each=each,
-                batch_size=self.batch_size, drop_last=drop_last,
+                lambda: iter(self.sampler),
+                self.sampler,
+                name,
+                ranks,
+                seed,
+                each=each,
+                batch_size=self.batch_size,
+                drop_last=drop_last,
                 is_sampler=True,
-            )  # fmt: skip
+            )
             what = "samples" if self.batch_size else "batches"
             what = what if many is None else f"{many:,} {what}"
             self.description = f"{what}, as rank 0's {name} draws them in each epoch{dealt}"
@@ -224,9 +234,14 @@ class StreamShard(Shard):
             # The state of the workers' copies of a dataset is not available here.
             source, holder = loader.dataset, None if loader.num_workers else loader.dataset
         self.order = OwnOrder(
-            lambda: iter(loader), holder, type(source).__name__, ranks, seed,
-            batch_size=size, each=each,
-        )  # fmt: skip
+            lambda: iter(loader),
+            holder,
+            type(source).__name__,
+            ranks,
+            seed,
+            batch_size=size,
+            each=each,
+        )
         self.description = "a stream of batches"
         if ranks.world > 1 and each:
             self.description += ": every rank takes its own stream as its part"

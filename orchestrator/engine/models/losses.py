@@ -259,8 +259,10 @@ def refuse_other_optimizers(names: Sequence[str], result: Any, known: Sequence[s
 def added(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return the sum of several means, as a sum and the first count, for a report."""
     first = pairs[0][1]
-    total = sum((value.detach() / count.clamp(min=1e-12) * first for value, count in pairs),
-                pairs[0][0].new_zeros(()))  # fmt: skip
+    total = sum(
+        (value.detach() / count.clamp(min=1e-12) * first for value, count in pairs),
+        pairs[0][0].new_zeros(()),
+    )
     return total, first
 
 

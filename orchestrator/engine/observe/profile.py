@@ -205,8 +205,10 @@ class Profile:
             self.requests.notify(asked.FAILED, steps, text=words)
             return
         lacks = f"; it lacks {lacking}" if lacking else ""
-        self._say(f"profile of steps {steps[0]} to {steps[1]} in {recording.directory}{lacks};"
-                  " `orchestrator profile` reads it")  # fmt: skip
+        self._say(
+            f"profile of steps {steps[0]} to {steps[1]} in {recording.directory}{lacks};"
+            " `orchestrator profile` reads it"
+        )
         directory = recording.directory.relative_to(self._directory.parent)
         self.requests.notify(asked.WRITTEN, steps, str(directory), lacking)
 

@@ -86,7 +86,7 @@ class Trackers:
         for tracker in list(self.objects):
             try:
                 what(tracker)
-            except Exception as error:  # noqa: BLE001 (any error of a user's tracker)
+            except Exception as error:  # noqa: BLE001
                 self.objects.remove(tracker)
                 name = type(tracker).__name__
                 self.say(f"WARNING: {name} failed and is switched off from now on: {error}")

@@ -165,7 +165,8 @@ def together(
     try:
         if here:
             found = [action()]
-    except Exception as error:  # noqa: BLE001 (the other ranks have to learn of any)
+    # The other ranks have to learn of any error.
+    except Exception as error:  # noqa: BLE001
         problem = said(error)
     if first := next(filter(None, gather(problem, among)), None):
         raise first

@@ -141,6 +141,7 @@ def as_sent(error: Exception) -> bytes:
     try:
         result = pickled_functions.dumps(error)
         pickle.loads(result)
-    except Exception:  # noqa: BLE001 (a user's class)
+    # Pickling a class of the user's may raise anything.
+    except Exception:  # noqa: BLE001
         return pickle.dumps(JobFailed(f"{type(error).__name__}: {error}"))
     return result

@@ -86,7 +86,8 @@ class Checkpoints:
         self.this_save = (0, 0, 0.0)
         # Step, bytes and seconds of all saves that were reported.
         self.saved: list[tuple[int, int, float]] = []
-        self.in_a_row = 0  # failed saves
+        # The number of saves in a row that have failed.
+        self.in_a_row = 0
         # Why the last save failed, and the rank that could not write.
         self.reason = self.failed = ""
         self.culprit = -1
@@ -107,8 +108,10 @@ class Checkpoints:
         if config.mirror and mirrors:
             self.mirror = Mirror(config.mirror, config.keep, functools.partial(is_of, run))
         if self.writers.apart and not self.in_memory:
-            say("the nodes share no disk: each keeps its own part of every checkpoint, which is on"
-                f" {plural(config.copies, 'node')} (checkpoint.copies)")  # fmt: skip
+            say(
+                "the nodes share no disk: each keeps its own part of every checkpoint, which is on"
+                f" {plural(config.copies, 'node')} (checkpoint.copies)"
+            )
 
     def _open(self) -> None:
         """Lock the directory, remove what a crash has left, and look for earlier checkpoints."""
@@ -268,7 +271,8 @@ class Checkpoints:
             )
             files = self._publish(writer, step, progress, best=best)
             trouble = Trouble()
-        except (Exception, CheckpointException) as error:  # noqa: BLE001 (a BaseException)
+        # CheckpointException is a BaseException.
+        except (Exception, CheckpointException) as error:  # noqa: BLE001
             index = self.writers.members.index(self.ranks.rank)
             trouble = trouble_of(error, directory, index)
         try:

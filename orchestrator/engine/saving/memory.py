@@ -49,8 +49,10 @@ def place(name: str, every: int | None, say: Say) -> Path | None:
     if value and every != 0:
         return Path(value, name)
     if every:
-        say(f"checkpoint.memory_every does nothing here: {VARIABLE} is not set, which a launch"
-            " with --max-restarts does")  # fmt: skip
+        say(
+            f"checkpoint.memory_every does nothing here: {VARIABLE} is not set, which a launch"
+            " with --max-restarts does"
+        )
     return None
 
 
@@ -60,9 +62,15 @@ class Memory(Checkpoints):
     in_memory = True
 
     def __init__(
-        self, where: Path, ranks: Ranks, run: TrainingRun, say: Say, *,
-        node_holds_all: bool, every: int | None = 1,
-    ) -> None:  # fmt: skip
+        self,
+        where: Path,
+        ranks: Ranks,
+        run: TrainingRun,
+        say: Say,
+        *,
+        node_holds_all: bool,
+        every: int | None = 1,
+    ) -> None:
         # The steps from one state to the next, or None to keep to COST.
         self.every = every
         self.next_at = 0.0

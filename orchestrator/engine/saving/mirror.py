@@ -27,8 +27,9 @@ LEAVING_SECONDS = 300.0
 
 def remote(url: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path there, or raise CheckFailed."""
-    fsspec = import_optional("fsspec.core", "fsspec", "checkpoint.mirror needs the package fsspec,"
-                             " which")  # fmt: skip
+    fsspec = import_optional(
+        "fsspec.core", "fsspec", "checkpoint.mirror needs the package fsspec, which"
+    )
     try:
         files, path = fsspec.url_to_fs(url)
     except (ImportError, ValueError) as error:
@@ -84,10 +85,13 @@ class Mirror:
                 if checkpoint.exists():
                     self._copy(checkpoint, names, whole=whole)
                 self.failed = False
-            except Exception as error:  # noqa: BLE001 (each store has its own)
+            # Each kind of store has exceptions of its own.
+            except Exception as error:  # noqa: BLE001
                 if not self.failed:
-                    say_once(f"WARNING: checkpoint.mirror: {checkpoint.name} is not in {self.url}:"
-                             f" {error}; the next checkpoint tries again")  # fmt: skip
+                    say_once(
+                        f"WARNING: checkpoint.mirror: {checkpoint.name} is not in {self.url}:"
+                        f" {error}; the next checkpoint tries again"
+                    )
                 self.failed = True
 
     def _copy(self, checkpoint: Path, names: Sequence[str], *, whole: bool) -> None:

@@ -246,7 +246,8 @@ def contents(path: Path) -> dict[str, tuple[Path, str]]:
                 found |= {plain_names.plain(key): (file, key) for key in tensors.keys()}  # noqa: SIM118
         except OrchestratorError:
             raise
-        except Exception as error:  # noqa: BLE001 (safetensors raises its own for a damaged file)
+        # safetensors raises its own class for a damaged file.
+        except Exception as error:  # noqa: BLE001
             raise unreadable(file, error) from None
     return found
 

@@ -41,7 +41,8 @@ class Background:
     """The parent's end of the pipe; the background process calls `do`."""
 
     def __init__(self, do: Callable[..., None], **arguments: Any) -> None:
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115  as long as we
+        # It stays open for as long as this object.
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115
         process = subprocess.Popen(
             # The last two show in ps.
             [sys.executable, "-I", PROGRAM, "orchestrator", do.__name__.replace("_", " ")],
@@ -201,7 +202,8 @@ def serve(do: Callable[..., None], arguments: dict[str, Any]) -> NoReturn:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         answers.send(error="OrchestratorError", what=f"{where}{error.strerror}", fix="")
-    except BaseException:  # noqa: BLE001  a defect of ours: Background.last_words shows it
+    # Background.last_words shows a defect of this program.
+    except BaseException:  # noqa: BLE001
         sys.excepthook(*sys.exc_info())
     sys.stdout.flush()
     interrupt.leave(0)

@@ -271,7 +271,9 @@ def take_up(
         return
     record = job.experiment.read_record()
     states = [] if record.over or left_behind else status.ask_nodes(job.transport, record)
-    sizes = {node.index: state.log_bytes or 0 for node, state in zip(record.nodes, states)}  # noqa: B905
+    sizes = {
+        node.index: state.log_bytes or 0 for node, state in zip(record.nodes, states, strict=False)
+    }
     speak_into(job.experiment)
     answers.send(**place, logs=sizes)
     if not record.over:

@@ -124,10 +124,12 @@ def changed(
         origin=origin,
         dry_run=False,
         where=replace(
-            own, nodes=absolute(node_list), ssh_config=absolute(ssh_config),
+            own,
+            nodes=absolute(node_list),
+            ssh_config=absolute(ssh_config),
             experiments=where.experiments.absolute(),
         ),
-    )  # fmt: skip
+    )
 
 
 def absolute(path: Path | None) -> Path | None:

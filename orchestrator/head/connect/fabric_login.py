@@ -387,7 +387,8 @@ def load_key(path: Path) -> paramiko.PKey | tuple[str, str] | None:
         # The cryptography package raises TypeError for a key with a passphrase.
         agent = "" if os.environ.get("SSH_AUTH_SOCK") else 'eval "$(ssh-agent -s)"; '
         return f"{path} needs a passphrase", f"{agent}ssh-add {shlex.quote(str(path))}"
-    except Exception as error:  # noqa: BLE001  each format has errors of its own
+    # Each format of key has exceptions of its own.
+    except Exception as error:  # noqa: BLE001
         return f"{path} is not a key that paramiko reads ({error})", ""
 
 

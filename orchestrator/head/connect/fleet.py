@@ -84,7 +84,8 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 crashes.append(error)
             results[index] = NodeError("no more files may be opened here", MORE_FILES)
-        except BaseException as error:  # noqa: BLE001  a defect of ours: raised again in the caller
+        # A defect of this program: the caller raises it again.
+        except BaseException as error:  # noqa: BLE001
             crashes.append(error)
 
     begun = [start(partial(run, index, item)) for index, item in enumerate(items)]

@@ -35,30 +35,49 @@ ENDS_SECONDS = 2.0
 CONTROL_PATH = "write `ControlPath ~/.ssh/cm-%C` at the top of ~/.ssh/config, then "
 # (pattern of ssh's output, meaning, fix). ssh has one exit code for all of these.
 MEANINGS = (
-    ("Session open refused by peer",
-     "your ssh, which is logged in there, may open no further session",
-     "MaxSessions in its sshd_config limits the commands at a time"),
+    (
+        "Session open refused by peer",
+        "your ssh, which is logged in there, may open no further session",
+        "MaxSessions in its sshd_config limits the commands at a time",
+    ),
     (r"revoked by file (.*\S)", "its host key is revoked in {}", "do not connect to it"),
     ("REVOKED HOST KEY", "its host key is revoked in your known_hosts", "do not connect to it"),
-    (r"IDENTIFICATION HAS CHANGED[\s\S]*Offending .* key in (.*\S)",
-     "its host key has changed: see {}",
-     "if you know that it was reinstalled, remove that line; if not, someone may be intercepting"
-     " the connection"),
-    (r"No (\S+) host key is known", "its host key is not known ({})",
-     "compare the fingerprint, then: ssh-keyscan HOST >> ~/.ssh/known_hosts"),
-    (r'Load key "(.*)": bad permissions', "{} is open to others, and therefore not used",
-     "chmod 600 it"),
-    ("jumphost loop", "the ProxyJump of your ssh_config leads back to the same machine",
-     "give the jump host a block of its own, with ProxyJump none, above that line"),
-    ("Unable to negotiate", "its sshd and ssh have no common algorithm",
-     "look at HostKeyAlgorithms, KexAlgorithms, Ciphers and MACs in both configurations"),
+    (
+        r"IDENTIFICATION HAS CHANGED[\s\S]*Offending .* key in (.*\S)",
+        "its host key has changed: see {}",
+        "if you know that it was reinstalled, remove that line; if not, someone may be intercepting"
+        " the connection",
+    ),
+    (
+        r"No (\S+) host key is known",
+        "its host key is not known ({})",
+        "compare the fingerprint, then: ssh-keyscan HOST >> ~/.ssh/known_hosts",
+    ),
+    (
+        r'Load key "(.*)": bad permissions',
+        "{} is open to others, and therefore not used",
+        "chmod 600 it",
+    ),
+    (
+        "jumphost loop",
+        "the ProxyJump of your ssh_config leads back to the same machine",
+        "give the jump host a block of its own, with ProxyJump none, above that line",
+    ),
+    (
+        "Unable to negotiate",
+        "its sshd and ssh have no common algorithm",
+        "look at HostKeyAlgorithms, KexAlgorithms, Ciphers and MACs in both configurations",
+    ),
     ("Invalid key length", "its host key is shorter than RequiredRSASize allows", ""),
     ("Connection refused", "it refuses connections", "is sshd running there, and on this port?"),
-    ("during banner exchange", "it accepts the connection, then hangs in the SSH handshake",
-     "is that port really its sshd?"),
+    (
+        "during banner exchange",
+        "it accepts the connection, then hangs in the SSH handshake",
+        "is that port really its sshd?",
+    ),
     ("timed out|timeout", "it does not answer", "is it up? does a firewall drop the packets?"),
     ("Could not resolve hostname", "its name cannot be resolved", "check its spelling"),
-)  # fmt: skip
+)
 # Lines of ssh's warnings without information about this host.
 NOISE = re.compile(
     "@|Warning: Permanently|Host key verification failed|IT IS POSSIBLE|Someone could|It is also"

@@ -162,7 +162,8 @@ class SshTransport:
                     chosen = Way("fabric", "a jump host")
                     way_on = (destination, *behind)
                     future.set_result(self._by_fabric(hop, seconds, chosen, way_on))
-                except BaseException as error:  # noqa: BLE001  raised by result() in each thread
+                # result() raises it in each thread.
+                except BaseException as error:  # noqa: BLE001
                     future.set_exception(error)
             return future.result(left(deadline))
         except FutureTimeout:

@@ -108,7 +108,8 @@ class SshConfig:
     def of_node(self, node: Login) -> Destination:
         return self.destination(node.host, node.user, node.port)
 
-    @functools.cache  # noqa: B019  one config for the life of a command
+    # There is one config for the life of a command.
+    @functools.cache  # noqa: B019
     def last_hop(self, jump: str) -> Destination:
         """Return the last hop of a ProxyJump list; its own `jump` is the hops before it."""
         before, _, last = jump.rpartition(",")

@@ -130,7 +130,8 @@ class FollowedJob:
         self.failures: list[Failure] = []
         # True if there are changes that are not written yet.
         self.changed = True
-        self.save_next_at = 0.0  # monotonic
+        # By the monotonic clock.
+        self.save_next_at = 0.0
         self.disk_is_full = False
 
     @property

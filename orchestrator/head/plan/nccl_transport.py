@@ -39,7 +39,8 @@ class Fabric:
 
     # infiniband, roce or ethernet; yours: the user chose the cards; none: there is one node.
     kind: str
-    settings: tuple[tuple[EnvSetting, ...], ...]  # per node
+    # The settings of each node.
+    settings: tuple[tuple[EnvSetting, ...], ...]
     notes: tuple[str, ...] = ()
     hints: tuple[str, ...] = ()
 

@@ -107,12 +107,12 @@ def env_in(before: str, word: str) -> tuple[str, str, str] | None:
 def env_apart(arguments: Sequence[str], program: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Return a launch's arguments without the values of --env, and these values by name."""
     end = len(arguments) - len(program)
-    words, values = [], {}
-    before = ""
+    words: list[str] = []
+    values: dict[str, str] = {}
     for word in arguments[:end]:
-        if assignment := env_in(before, word):
+        shown = word
+        if assignment := env_in(words[-1] if words else "", word):
             option, name, values[name] = assignment
-            word = option + name  # noqa: PLW2901
-        words.append(word)
-        before = word
+            shown = option + name
+        words.append(shown)
     return [*words, *arguments[end:]], values

@@ -76,7 +76,7 @@ class Removable:
 class PruneEntry(Removable):
     """One experiment in the directory."""
 
-    record: JobRecord = JobRecord("", "", "", [], [], 0.0)  # noqa: RUF009  it is frozen
+    record: JobRecord = JobRecord("", "", "", [], [], 0.0)
     pinned: bool = False
     identity: tuple[int, int] = (0, 0)
     # If False, no node that the record names is contacted.

@@ -56,10 +56,16 @@ def make_plan(
     if by and agreed is None:
         config = accelerate.counted(config, by, probed, len(probed))
     planned = plan.make(
-        job, directory, request.target, probed, [node.node for node in nodes.spares], config,
+        job,
+        directory,
+        request.target,
+        probed,
+        [node.node for node in nodes.spares],
+        config,
         request.env,
-        hinted=named_by_hook(request.hook), agreed=agreed,
-    )  # fmt: skip
+        hinted=named_by_hook(request.hook),
+        agreed=agreed,
+    )
     if by:
         planned = accelerate.planned(planned, by, probed, agreed)
     planned = after_hook(planned, nodes.reached, request)

@@ -25,7 +25,8 @@ UNREAD = "not read"
 # The path of a snapshot differs in each launch.
 SNAPSHOT = re.compile(r"/code/snapshots/[^/]+/")
 SAME = "/code/snapshots/.../"
-OF_THE_RUN = ("ORCHESTRATOR_EXPERIMENT", "ORCHESTRATOR_JOB", "ORCHESTRATOR_RUN")  # never equal
+# These variables differ in any two jobs.
+OF_THE_RUN = ("ORCHESTRATOR_EXPERIMENT", "ORCHESTRATOR_JOB", "ORCHESTRATOR_RUN")
 VERSIONS = ("python_version", "torch", "software", "kernel", "accelerate")
 MACHINE = ("hostname", "user", "cpus", "gpus", "memory_kb", "python", "workdir", "cards", "limits")
 # Metrics that say where a line stands, or are sums of others.

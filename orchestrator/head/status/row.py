@@ -23,7 +23,7 @@ class Row:
 
     name: str
     state: str
-    progress: progress.Progress = progress.Progress()  # noqa: RUF009  it is frozen
+    progress: progress.Progress = progress.Progress()
     nodes: int = 0
     ranks: int = 0
     attempt: int = 1

@@ -57,7 +57,8 @@ class Rules:
     # The largest sizes of a file and of a tree that are sent, in megabytes.
     largest_file: float = 200.0
     largest_tree: float = 2000.0
-    include: tuple[str, ...] = ()  # patterns
+    # Patterns of paths.
+    include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     # Relative paths that are never sent: experiments and files with secrets.
     apart: tuple[bytes, ...] = ()

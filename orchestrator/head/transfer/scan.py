@@ -37,7 +37,8 @@ class Scan:
     def _run(self) -> None:
         try:
             self.found.set_result(self._scan())
-        except Exception as error:  # noqa: BLE001  raised where the tree is asked for
+        # tree() raises it where the result is needed.
+        except Exception as error:  # noqa: BLE001
             self.found.set_exception(error)
 
     def _scan(self) -> Tree:

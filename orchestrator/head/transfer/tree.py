@@ -39,7 +39,8 @@ class Tree:
     """A manifest of a directory or a part of it, which makes a copy comparable by its digest."""
 
     directory: bytes
-    entries: tuple[ManifestEntry, ...]  # sorted
+    # In the order of their paths.
+    entries: tuple[ManifestEntry, ...]
     # The entries in packed form.
     listing: bytes
     digest: str

@@ -161,7 +161,7 @@ class Supervisor:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=lambda: settle(start),  # noqa: PLW1509  no threads
+            preexec_fn=lambda: settle(start),
         )
 
     # -- the loop ----------------------------------------------------------------------------

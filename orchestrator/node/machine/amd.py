@@ -11,7 +11,7 @@ from orchestrator.protocol.facts import Card, Gpu, Holder
 VENDOR = "0x1002"
 PROCESSES = "/sys/class/kfd/kfd/proc"
 
-Number = Union[int, float, None]  # noqa: UP007  Python 3.9
+Number = Union[int, float, None]
 
 
 def gpus(root: str = "") -> list[Gpu]:
@@ -25,7 +25,7 @@ def gpus(root: str = "") -> list[Gpu]:
             ecc_errors=ecc_errors(card.pci, root),
             **vars(card),
         )
-        for index, (device, card) in enumerate(zip(devices(root), cards(root)))  # noqa: B905
+        for index, (device, card) in enumerate(zip(devices(root), cards(root)))
     ]
 
 

@@ -156,7 +156,8 @@ def load(seconds: float = LOOK_SECONDS) -> dict[str, Any]:
     time.sleep(seconds)
     after, busy_after, took = processes.everyone(), busy_ticks(), time.monotonic() - began
     users: dict[tuple[str, str], User] = {}
-    busiest: dict[tuple[str, str], float] = {}  # its cores
+    # The cores that the busiest process of a user and job has.
+    busiest: dict[tuple[str, str], float] = {}
     for pid, now in after.items():
         was = before.get(pid)
         used = (now.ticks - (was.ticks if was and was.key == now.key else 0)) / TICKS / took

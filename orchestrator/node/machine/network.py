@@ -21,7 +21,8 @@ NLM_F_REQUEST_DUMP = 0x301
 IFA_ADDRESS = 1
 IFA_LOCAL = 2
 IFF_UP = 1
-KINDS = {32: "infiniband", 772: "loopback"}  # ARPHRD_*
+# ARPHRD_INFINIBAND and ARPHRD_LOOPBACK.
+KINDS = {32: "infiniband", 772: "loopback"}
 DEVTYPES = {"bridge": "bridge", "bond": "bond", "vlan": "vlan", "wlan": "wireless"}
 
 

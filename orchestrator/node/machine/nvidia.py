@@ -77,7 +77,7 @@ def rows(text: str, fields: Sequence[str]) -> list[Row]:
     for line in text.splitlines():
         values = [word.strip() for word in line.split(",", len(fields) - 1)]
         if len(values) == len(fields):
-            complete.append(dict(zip(fields, values)))  # noqa: B905  Python 3.9
+            complete.append(dict(zip(fields, values)))
     return complete
 
 

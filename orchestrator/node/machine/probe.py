@@ -209,7 +209,8 @@ def gather(seconds: float, parts: Mapping[str, Work]) -> tuple[dict[str, Any], d
             results[name] = work()
         except (OSError, ValueError) as error:
             problems[name] = str(error)
-        except BaseException as error:  # noqa: BLE001  raised where it is waited for
+        # The caller raises it after all threads have ended.
+        except BaseException as error:  # noqa: BLE001
             defects.append(error)
 
     threads = [threading.Thread(target=do, args=part, daemon=True) for part in parts.items()]

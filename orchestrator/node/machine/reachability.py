@@ -34,7 +34,7 @@ def listen(request: Listen) -> tuple[int, ...]:
     return tuple(listener(port, word, request.seconds) for port in request.ports)
 
 
-def listener(port: int, word: bytes, seconds: Optional[float] = None) -> int:  # noqa: UP045  Python 3.9
+def listener(port: int, word: bytes, seconds: Optional[float] = None) -> int:
     try:
         server = listening(port)
     except OSError:
@@ -44,7 +44,7 @@ def listener(port: int, word: bytes, seconds: Optional[float] = None) -> int:  #
     return number
 
 
-def answer(server: socket.socket, word: bytes, seconds: Optional[float]) -> None:  # noqa: UP045  Python 3.9
+def answer(server: socket.socket, word: bytes, seconds: Optional[float]) -> None:
     until = math.inf if seconds is None else time.monotonic() + seconds
     with server, contextlib.suppress(OSError):
         while (left := until - time.monotonic()) > 0:
@@ -87,7 +87,7 @@ def call(address: str, port: int, word: str, seconds: float) -> str:
                 heard += data
             if word and heard == word.encode():
                 return send_much(line)
-    except socket.timeout:  # noqa: UP041  before Python 3.10 it is no TimeoutError
+    except socket.timeout:
         return f"no answer in {seconds:g} s"
     except OSError as error:
         return os.strerror(error.errno).lower() if error.errno else str(error)
@@ -99,5 +99,5 @@ def send_much(line: socket.socket) -> str:
     try:
         line.sendall(bytes(BULK_BYTES))
         return "" if line.recv(1) == ARRIVED else "it hung up"
-    except socket.timeout:  # noqa: UP041  before Python 3.10 it is no TimeoutError
+    except socket.timeout:
         return LARGE_LOST

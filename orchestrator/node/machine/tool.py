@@ -47,7 +47,7 @@ def run(
                 env={**inherited, **CLEAN, **env},
                 cwd="/",
                 start_new_session=True,
-                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
+                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
             )
         except FileNotFoundError:
             return Output("", f"{name} is not installed")

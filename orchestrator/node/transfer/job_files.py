@@ -227,5 +227,5 @@ def without_brought(run: RunDir, listed: Sequence[OutputFile], place: str) -> li
     """Return a node's results without files received from the master and unchanged since."""
     known = brought(run)
     paths = (os.path.join(os.path.realpath(file.place or place), file.path) for file in listed)
-    pairs = zip(listed, paths)  # noqa: B905  3.9
+    pairs = zip(listed, paths)
     return [file for file, path in pairs if path not in known or looks_at(path) != known[path]]

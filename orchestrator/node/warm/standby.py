@@ -168,7 +168,7 @@ def supervise(
     """Execute the job's supervisor with the files that the caller passed, under its numbers."""
     above = max(order["numbers"]) + 1
     held = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, above) for fd in (*passed, control.fileno())]
-    for fd, number in zip(held, order["numbers"]):  # noqa: B905  Python 3.9
+    for fd, number in zip(held, order["numbers"]):
         os.dup2(fd, number)
     os.set_inheritable(held[-1], True)
     os.chdir(order["directory"])

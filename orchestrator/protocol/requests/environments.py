@@ -31,7 +31,8 @@ class BuildEnvironment(Request[Nothing], do="build_environment"):
     """Begin to build an environment from the wheels of an offered tree."""
 
     key: str
-    tree: str  # its digest
+    # The digest of the tree.
+    tree: str
     name: str = ""
 
 

@@ -40,7 +40,8 @@ class RemoteDir(Message):
     directory: str = ""
     job: str = ""
     node: Count = 0
-    outputs: tuple[str, ...] = ()  # sync.outputs
+    # The config's sync.outputs.
+    outputs: tuple[str, ...] = ()
 
 
 # -- from the head to a node ------------------------------------------------------------------
@@ -72,7 +73,8 @@ class Contents(Request[Lacking], do="contents"):
     The answer has those that could not be written so far.
     """
 
-    size: Count  # unpacked
+    # Bytes of the unpacked data.
+    size: Count
 
 
 PART = struct.Struct(">IQI")
@@ -123,7 +125,8 @@ class CheckedOut(Message):
 class CheckOut(Request[CheckedOut], do="check_out"):
     """Create a snapshot for a job from a tree whose contents are all in the store."""
 
-    tree: str  # its digest
+    # The digest of the tree.
+    tree: str
     # A name that is new on this machine; a number is appended.
     snapshot: str
     # The last parts of the directory's path: see tree_title.
@@ -220,4 +223,5 @@ class JobFiles(Message):
 class AskJobFiles(PartRequest[JobFiles], do="job_files"):
     """List the ranks' files for the next attempt; refused with NO_PART if the part is lost."""
 
-    outputs: tuple[str, ...] = ()  # sync.outputs
+    # The config's sync.outputs.
+    outputs: tuple[str, ...] = ()

@@ -205,11 +205,46 @@ def median(values: Sequence[float]) -> float:
 
 
 # Words in a metric's name that imply which of its values is the best.
-LEAST = {"loss", "err", "error", "ppl", "perplexity", "ms", "seconds", "wer", "cer", "fid", "mae",
-         "mse", "rmse", "nll", "bpb"}  # fmt: skip
-MOST = {"acc", "acc1", "acc5", "accuracy", "f1", "auc", "iou", "miou", "map", "psnr", "ssim",
-        "bleu", "rouge", "reward", "return", "score", "mfu", "recall", "precision", "top1",
-        "top5"}  # fmt: skip
+LEAST = {
+    "loss",
+    "err",
+    "error",
+    "ppl",
+    "perplexity",
+    "ms",
+    "seconds",
+    "wer",
+    "cer",
+    "fid",
+    "mae",
+    "mse",
+    "rmse",
+    "nll",
+    "bpb",
+}
+MOST = {
+    "acc",
+    "acc1",
+    "acc5",
+    "accuracy",
+    "f1",
+    "auc",
+    "iou",
+    "miou",
+    "map",
+    "psnr",
+    "ssim",
+    "bleu",
+    "rouge",
+    "reward",
+    "return",
+    "score",
+    "mfu",
+    "recall",
+    "precision",
+    "top1",
+    "top5",
+}
 WORDS = {
     "step_ms": "step time",
     "data_ms": "waiting for data",

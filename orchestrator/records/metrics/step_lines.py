@@ -70,10 +70,8 @@ NAMED = [
         rf"{words}{IS}{WHOLE}{OF_ALL}",
         re.IGNORECASE,
     )
-    for words in (
-        "step(?:/max_steps)?", r"iter(?:ation)?(?:\(train\))?", "updates?", "batch"
-    )
-]  # fmt: skip
+    for words in ("step(?:/max_steps)?", r"iter(?:ation)?(?:\(train\))?", "updates?", "batch")
+]
 # Matches an epoch and the count of its batches:
 # `Epoch: [0][ 10/100]`, `[0/25][50/1583]`, `Train: 0 [5/9`.
 OF_EPOCH = re.compile(

@@ -29,7 +29,8 @@ def report(where: Where, wanted: Sequence[str], *, out: Path | None, opened: boo
         return deliver(experiments.at(sweep.path), text, out or sweep.path / NAME, opened=opened)
     if len(wanted) > MOST_LINES:
         raise UsageError(f"{len(wanted)} experiments do not fit on one page: at most {MOST_LINES}")
-    names: Sequence[str | None] = [*dict.fromkeys(wanted)] or [None]  # the newest
+    # None is the newest experiment.
+    names: Sequence[str | None] = [*dict.fromkeys(wanted)] or [None]
     chosen = [experiments.known(where, name) for name in names]
     reports = [run_data.read_run_data(experiment, len(chosen) - 1) for experiment in chosen]
     differences = comparison.compared(chosen) if len(chosen) > 1 else {}

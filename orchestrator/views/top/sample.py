@@ -172,7 +172,7 @@ class WatchedNode:
     since: float = 0.0
     # The last answer that included the GPUs.
     gpus: Checkup = field(default_factory=Checkup)
-    gpus_at: float = float("-inf")  # monotonic
+    gpus_at: float = float("-inf")
     # A defect of this program, raised by Watch.observe.
     crash: BaseException | None = None
     closed: bool = False
@@ -191,7 +191,8 @@ class WatchedNode:
     def look(self) -> None:
         try:
             self.last = self.observe()
-        except BaseException as error:  # noqa: BLE001  a defect of ours: raised by the watch
+        # A defect of this program: the watch raises it.
+        except BaseException as error:  # noqa: BLE001
             self.crash = error
         self.since = time.monotonic()
         if self.closed:

@@ -104,7 +104,7 @@ class Tracking:
             except UsageError:
                 # An option that the tracker does not know is the user's error.
                 raise
-            except (Exception, SystemExit) as error:  # noqa: BLE001 (the network, a server)
+            except (Exception, SystemExit) as error:  # noqa: BLE001
                 self.failed.add(name)
                 say(f"WARNING: {name} {what}: {str(error) or type(error).__name__}")
 

@@ -123,7 +123,8 @@ class StartedMember:
     """A member that was started: it waits in the queue until it has a place."""
 
     member: Member
-    process: Background  # its head
+    # The head of its job.
+    process: Background
     place: Path | None = None
     # The number of times that Ctrl-C was sent to it.
     pressed: int = 0

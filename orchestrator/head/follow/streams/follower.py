@@ -176,7 +176,8 @@ class NodeFollower:
             while not self.closing.is_set():
                 if self._follow_once():
                     return
-        except Exception as error:  # noqa: BLE001  a defect of ours: raised again in the run
+        # A defect of this program: the run raises it again.
+        except Exception as error:  # noqa: BLE001
             self.post(Failed(self.node.index, error))
         finally:
             self.text.close()

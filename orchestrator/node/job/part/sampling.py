@@ -60,7 +60,7 @@ class SamplerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=writing,
                 stderr=subprocess.DEVNULL,
-                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509
+                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),
             )
         os.close(writing)
         return reading

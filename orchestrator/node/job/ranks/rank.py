@@ -156,7 +156,8 @@ class Rank:
             self.run_target()
         except SystemExit as leaving:
             code = self.exit_code(leaving)
-        except BaseException as error:  # noqa: BLE001 (the program may raise what it likes)
+        # The program may raise anything.
+        except BaseException as error:  # noqa: BLE001
             self.record(error)
             code = 130 if isinstance(error, KeyboardInterrupt) else 1
             # The class is compared by name, as orchestrator.NoRestart is not imported here.

@@ -38,7 +38,8 @@ def keep(cloudpickle: Any, result: Any) -> None:
         write("pkl", lambda file: cloudpickle.dump(result, file))
     except OSError:
         raise
-    except Exception as error:  # noqa: BLE001  it is the user's own object
+    # Pickling an object of the user's may raise anything.
+    except Exception as error:  # noqa: BLE001
         raise unsendable(result, error) from None
 
 
@@ -57,7 +58,8 @@ def keep_error(cloudpickle: Any, error: Exception) -> None:
         data = cloudpickle.dumps(error)
         if type(pickle.loads(data)) is type(error):
             write("error", lambda file: file.write(data))
-    except Exception as worse:  # noqa: BLE001  it is the user's own object, and theirs is the news
+    # The user's own exception matters more than one of its pickling.
+    except Exception as worse:  # noqa: BLE001
         sys.stderr.write(
             f"orchestrator: this {type(error).__name__} cannot be sent back: {text_of(worse)}\n"
         )
