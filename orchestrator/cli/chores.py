@@ -118,7 +118,7 @@ def ssh_command(**params: Any) -> int:
     """Open a shell on one node.
 
     N is the node's number in the list, from 0. With CMD, run that: one word is shell text, several
-    are a program and its arguments. It is your ssh program that connects.
+    are a program and its arguments. The connection is made by your ssh program.
     """
     from orchestrator.head.commands.machines import exec as chores
 
@@ -136,10 +136,10 @@ def ssh_command(**params: Any) -> int:
 def pull_command(**params: Any) -> int:
     """Fetch files from all nodes: what a job left, or any path.
 
-    EXP is an experiment (left out, the newest): what its nodes have of its outputs comes into its
-    directory here, or with DST into DST/node_<i>_<host>. Any other word is a path on the nodes and
-    comes into such directories below DST, or below the current one. A second call fetches only
-    what is missing or has changed, and continues files that are half here.
+    EXP is an experiment [default: the newest]: its outputs are fetched into its directory here, or
+    with DST into DST/node_<i>_<host>. Any other word is a path on the nodes, fetched into such
+    directories below DST, or below the current one. A second call fetches only what is missing or
+    has changed, and continues partial files.
     """
     from orchestrator.head.commands.machines import transfer
 
@@ -157,7 +157,7 @@ def push_command(**params: Any) -> int:
 
     DST is the name of the copy on each node, such as /data/set or ~/set; with a / at its end, the
     directory that it is put into; left out, the same as here. Nothing is deleted there. A second
-    call sends only what has changed, and continues files that are half there.
+    call sends only what has changed, and continues partial files.
     """
     from orchestrator.head.commands.machines import transfer
 
@@ -188,7 +188,7 @@ def plan_command(explain: bool, **params: Any) -> int:
 @click.option(
     "--backend",
     type=click.Choice(["nccl", "gloo"]),
-    help="Measure this one. [default: distributed.backend, else nccl where there are GPUs]",
+    help="Measure this backend. [default: distributed.backend, else nccl where there are GPUs]",
 )
 @click.option(
     "--max-size", default="1G", show_default=True, help="Size of the largest message: 64M, 1G."
@@ -212,7 +212,7 @@ def verify_command(
     strict: bool,
     **params: Any,
 ) -> int:
-    """Run real collectives: are they right, how fast, who is slow?"""
+    """Test real collectives: their results, their speed, slow nodes."""
     verify = view("verify")
     measurement = verify.Measurement(backend, max_size, seconds)
     return int(verify.verify(arguments_from(params), measurement, strict=strict))
@@ -243,18 +243,18 @@ def doctor_command(quick: bool, hints: bool, **params: Any) -> int:
     multiple=True,
     metavar="DIR|URL",
     type=click.Path(),
-    help="Look for packages here as well.",
+    help="Also look for packages here.",
 )
-@click.option("--no-index", is_flag=True, help="Look for packages nowhere else.")
+@click.option("--no-index", is_flag=True, help="Do not use the package index.")
 @json_option
 def bootstrap_command(
     words: tuple[str, ...], name: str, find_links: tuple[str, ...], no_index: bool, **params: Any
 ) -> int:
     """Create the same virtual environment on every node.
 
-    It is made of wheels that are downloaded once, here. FILE is a requirements.txt, pyproject.toml
-    or uv.lock; PACKAGE is as for pip: torch numpy, torch==2.13.0, 'ray[train]'. An
-    environment that is already complete stays.
+    Wheels are downloaded once, on this machine. FILE is a requirements.txt, pyproject.toml or
+    uv.lock; PACKAGE is as for pip: torch numpy, torch==2.13.0, 'ray[train]'. A complete
+    environment is kept.
     """
     from orchestrator.head.environments import command
 
@@ -265,12 +265,14 @@ def bootstrap_command(
 
 @click.command("init", cls=GroupedCommand, params=[*launch_options("nodes")])
 @click.argument("hosts", nargs=-1, metavar="[HOST...]")
-@click.option("--yes", is_flag=True, help="Ask nothing: take these machines, and make what lacks.")
+@click.option(
+    "--yes", is_flag=True, help="Ask nothing: use these machines, and create what is missing."
+)
 def init_command(hosts: tuple[str, ...], yes: bool, **params: Any) -> int:
     """Make the node list: choose machines, and check them.
 
     HOST is as in a node list: gpu1, ada@gpu[01-04]:2222, 'gpu1 slots=2'. Without one, the machines
-    of ssh_config and known_hosts are offered. A list that exists is never overwritten unasked.
+    of ssh_config and known_hosts are offered. An existing list is not overwritten without asking.
     """
     from orchestrator.head.init import wizard
 
@@ -278,9 +280,11 @@ def init_command(hosts: tuple[str, ...], yes: bool, **params: Any) -> int:
 
 
 @click.command("nodes", cls=GroupedCommand, params=[*launch_options("nodes")])
-@click.option("--queue", is_flag=True, help="Show who holds GPUs, and who waits.")
+@click.option("--queue", is_flag=True, help="Show which jobs hold GPUs, and which wait.")
 @click.option(
-    "--warm", type=click.Choice(["list", "off"]), help="List what --warm left there, or end it."
+    "--warm",
+    type=click.Choice(["list", "off"]),
+    help="List the processes that --warm left, or end them.",
 )
 @json_option
 @color_option
@@ -289,7 +293,7 @@ def nodes_command(
     warm: str | None,
     **params: Any,
 ) -> int:
-    """List what each machine is: CPUs, GPUs, network, torch, disk.
+    """List the machines: CPUs, GPUs, network, torch, disk.
 
     `orchestrator top` shows who uses them. Exit code 4 if one cannot be reached.
     """

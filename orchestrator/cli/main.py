@@ -135,21 +135,21 @@ def logs(
 
 @cli.command()
 @asking
-@click.option("--once", is_flag=True, help="Print one look at all nodes.")
-@click.option("--watch", is_flag=True, help="With --json: a line of JSON for each look.")
+@click.option("--once", is_flag=True, help="Print one sample and exit.")
+@click.option("--watch", is_flag=True, help="With --json, print a line for each sample.")
 @click.option(
     "--every",
     "seconds",
     type=click.FloatRange(0.2, 3600),
     default=2.0,
-    help="Seconds between two looks. [default: 2]",
+    help="Seconds between two samples. [default: 2]",
 )
 @json_option
 def top(where: Where, once: bool, watch: bool, seconds: float) -> int:
     """Show all nodes live: who uses them, how far each job is.
 
     r shows a job's ranks, and of each its log and its stack; l shows a job's log, e what happened,
-    s ends it (asks), q leaves everything running. Where the output is no terminal, one look is
+    s ends it (asks), q quits and leaves everything running. Without a terminal, one sample is
     printed. Exit code 4 if a node cannot be reached.
     """
     return int(view("top").top(where, once=once, again=watch, seconds=seconds))
@@ -157,9 +157,9 @@ def top(where: Where, once: bool, watch: bool, seconds: float) -> int:
 
 @cli.command()
 @shared
-@click.option("--running", is_flag=True, help="Only those that wait or run.")
-@click.option("--all", "every", is_flag=True, help="Also those that are older than the newest 20.")
-@click.option("--tag", "tags", multiple=True, metavar="WORD", help="Only those with this tag.")
+@click.option("--running", is_flag=True, help="List only jobs that wait or run.")
+@click.option("--all", "every", is_flag=True, help="List all jobs, not only the newest 20.")
+@click.option("--tag", "tags", multiple=True, metavar="WORD", help="List only jobs with this tag.")
 @json_option
 @color_option
 def ls(where: Where, running: bool, every: bool, tags: tuple[str, ...]) -> int:
@@ -212,7 +212,7 @@ def stop(where: Where, experiment: str | None, grace: float | None, now: bool) -
     default=True,
     help="Kill your jobs [default], or, as root on the nodes, everyone's.",
 )
-@click.option("--yes", is_flag=True, help="Do not show and ask first, on a terminal.")
+@click.option("--yes", is_flag=True, help="Do not show the jobs and ask first.")
 @click.option("--dry-run", is_flag=True, help="Show what would be ended, and end nothing.")
 @json_option
 def emergency_stop_command(where: Where, mine: bool, yes: bool, dry_run: bool) -> int:

@@ -32,7 +32,11 @@ def places(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 @click.argument("experiment", metavar="[EXP]", required=False, shell_complete=experiment_names)
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or change it.")
 @click.option(
-    "--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override one setting of it."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Override one setting of its config.",
 )
 @click.option("--detach", is_flag=True, help="Start the job and leave it running.")
 def rerun(
@@ -69,7 +73,7 @@ def rerun(
     default="file",
     help="OUT is one file, or a directory for from_pretrained. [default: file]",
 )
-@click.option("--ema", is_flag=True, help="The average of the weights, where one was kept.")
+@click.option("--ema", is_flag=True, help="Export the average of the weights, if one was kept.")
 @click.option("--force", is_flag=True, help="Replace OUT if it exists.")
 @json_option
 def checkpoint(where: Where, action: str, names: tuple[str, ...], **options: Any) -> int:
@@ -102,8 +106,8 @@ def checkpoint(where: Where, action: str, names: tuple[str, ...], **options: Any
 def report(where: Where, names: tuple[str, ...], out: Path | None, opened: bool) -> int:
     """Write one HTML page of experiments, or of a sweep.
 
-    Curves, a map of all ranks, what happened, nodes, config, the last lines of the logs. It
-    needs nothing else and can be sent to anybody.
+    The page has curves, a map of all ranks, events, nodes, the config and the last lines of the
+    logs. It is one file that needs no other.
     """
     return int(view("report").report(where, names, out=out, opened=opened))
 
@@ -117,14 +121,14 @@ def report(where: Where, names: tuple[str, ...], out: Path | None, opened: bool)
     multiple=True,
     metavar="TRACKER",
     shell_complete=lambda *_: [CompletionItem(name) for name in KNOWN],
-    help=f"Send the numbers to {', '.join(KNOWN)}; may be repeated.",
+    help=f"Send the metrics to {', '.join(KNOWN)}; may be repeated.",
 )
 @click.option(
     "--set",
     "options",
     multiple=True,
     metavar="TRACKER.OPTION=VALUE",
-    help="What its init takes, such as wandb.project=p.",
+    help="Pass an option to the tracker: wandb.project=p.",
 )
 @click.option(
     "--serve",
@@ -134,7 +138,7 @@ def report(where: Where, names: tuple[str, ...], out: Path | None, opened: bool)
 @click.option(
     "--token-file",
     type=FilePath(path_type=Path, dir_okay=False),
-    help="With --serve: answer only those who send the word in this file.",
+    help="With --serve, answer only clients that send the token in this file.",
 )
 def track(
     where: Where,
@@ -144,12 +148,12 @@ def track(
     serve: str | None,
     token_file: Path | None,
 ) -> int:
-    """Pass the numbers of a job on to a tracker, or serve them.
+    """Send the metrics of a job to a tracker, or serve them.
 
-    What rank 0 measures, by its steps, and what each node measures of itself, by seconds since
-    the start: two runs there. Any script's nodes are measured. Nodes need no internet for it.
-    Called again, it goes on where it was; a job that is over is passed on as well.
-    config/grafana/orchestrator.json shows in Grafana what --serve serves.
+    The tracker gets two runs: the metrics of rank 0 by step, and those of the nodes by seconds
+    since the start. Nodes need no internet access. A second call continues where the first
+    stopped; a finished job can be sent as well. config/grafana/orchestrator.json is a Grafana
+    dashboard for --serve.
     """
     if bool(names) == bool(serve):
         raise click.UsageError("name a tracker with --to, or a port with --serve")
@@ -173,7 +177,10 @@ def track(
     "--port", type=click.IntRange(0, 65535), help="Listen on this port. [default: 8321, or any]"
 )
 @click.option(
-    "--name", "names", multiple=True, help="Another name by which browsers call this machine."
+    "--name",
+    "names",
+    multiple=True,
+    help="Another name of this machine in the addresses of browsers.",
 )
 @click.option("--open", "opened", is_flag=True, help="Open it in the browser of this machine.")
 def dashboard(
@@ -181,8 +188,8 @@ def dashboard(
 ) -> int:
     """Show all experiments live in a browser, until Ctrl-C.
 
-    How far each is, the page that `report` writes of each, several side by side, and a stop that
-    asks. The address that is printed has a token: with it anyone sees and may do all that.
+    It shows progress, the page of `report` for each experiment and for several side by side, and
+    a button that stops a job. Anyone who has the printed address, with its token, can do all that.
     """
     return int(view("dashboard").dashboard(where, host, port, names, opened=opened))
 
@@ -201,15 +208,15 @@ def dashboard(
     type=click.FloatRange(1, 86400),
     default=180.0,
     metavar="SECONDS",
-    help="Give up when a running job has written no traces by then. [default: 180]",
+    help="Give up if a running job has written no traces by then. [default: 180]",
 )
 @json_option
 def profile(where: Where, experiment: str | None, steps: int, timeout: float) -> int:
-    """Show what the steps of a job go into.
+    """Show where the time of a job's steps goes.
 
-    A running job is asked: all its ranks trace the same steps, and go on. Of one that is over, the
-    traces that it left are read; EXP_OR_DIR may also be a directory of torch.profiler's traces.
-    Beside them comes one trace of all ranks for ui.perfetto.dev.
+    All ranks of a running job trace the same steps, and continue. Of a job that is over, the
+    existing traces are read; EXP_OR_DIR may also be a directory of torch.profiler's traces. One
+    trace of all ranks for ui.perfetto.dev is written beside them.
     """
     return int(view("profile").profile(where, experiment, steps, timeout))
 
@@ -222,13 +229,13 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float) ->
     metavar="AGE",
     help="Of the others, remove only those older than AGE: 14d, 36h, 90m.",
 )
-@click.option("--keep-failed", is_flag=True, help="Keep failed and lost ones too.")
+@click.option("--keep-failed", is_flag=True, help="Also keep failed and lost ones.")
 @click.option("--on-nodes", is_flag=True, help="Also remove what these jobs left on their nodes.")
 @click.option("--dry-run", is_flag=True, help="Show what would be removed; remove nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
 def prune(where: Where, **options: Any) -> int:
-    """Remove old experiments: never one that runs or is pinned.
+    """Remove old experiments, but none that runs or is pinned.
 
     N counts the newest experiments by the time in their names, in any state. One with a file .pin
     is pinned.

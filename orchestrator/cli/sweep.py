@@ -69,17 +69,18 @@ def spread(command: click.Command, args: Sequence[str]) -> list[str]:
     help="Pass a value as --name=value, as a variable, or as name=value. [default: args]",
 )
 @click.option(
-    "--jobs", type=click.IntRange(1), metavar="N", help="At once. [default: as many as fit]"
+    "--jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Run at most N members at once. [default: as many as fit]",
 )
-@click.option(
-    "--metric", default="", metavar="NAME", help="The number that members are compared by."
-)
-@click.option("--minimize", "best", flag_value="least", default="", help="The least is the best.")
-@click.option("--maximize", "best", flag_value="most", help="The most is the best.")
+@click.option("--metric", default="", metavar="NAME", help="Compare the members by this metric.")
+@click.option("--minimize", "best", flag_value="least", default="", help="Lower values are better.")
+@click.option("--maximize", "best", flag_value="most", help="Higher values are better.")
 @json_option
 @color_option
 def sweep_command(**params: Any) -> int:
-    """Run SCRIPT many times with other values, as there is room.
+    """Run SCRIPT many times, with different values each.
 
     --grid lr=1e-4,3e-4 seed=0..3 is a grid; ranges such as 'lr=log(1e-5,1e-2)' and
     'p=uniform(0,0.5)' are for --optuna. {NAME} in the command is replaced by a value. A file has a

@@ -142,19 +142,19 @@ class Launch:
     )
     gpus: int | None = option(
         None,
-        "Take N free GPUs of each node that are near each other, and hide the others from the"
-        " ranks: one rank on each, unless --nproc says otherwise.",
+        "Use N free GPUs of each node, near each other, and hide the others from the ranks. Each"
+        " has one rank, unless --nproc says otherwise.",
         COMMON,
         commands=EXAMINE,
-        shown="all of them",
+        shown="all",
         least=1,
         most=MOST_RANKS,
         metavar="N",
     )
     claim: str = option(
         "gpus",
-        "Start only where no other job or program has the GPUs, and hold them until the job ends;"
-        " all: also hold slots of machines without GPUs; none: start beside other jobs.",
+        "Start only on GPUs that no other job or program uses, and hold them until the job ends."
+        " all: also hold slots of machines without GPUs. none: start beside other jobs.",
         NODES,
         choices=("gpus", "all", "none"),
         commands=("launch", "verify"),
@@ -167,7 +167,7 @@ class Launch:
     )
     after: tuple[str, ...] = option(
         (),
-        "Wait until another experiment is done; refused if it fails.",
+        "Wait until this experiment is done; if it fails, start nothing.",
         NODES,
         commands=START,
         metavar="EXP",
@@ -188,7 +188,7 @@ class Launch:
     )
     activate: str | None = option(
         None,
-        "Start all that runs on a node in this environment: venv:PATH, conda:NAME,"
+        "Run everything on a node in this environment: venv:PATH, conda:NAME,"
         " module:NAME,NAME or script:FILE; activate= in the node list wins.",
         PROGRAM,
         commands=REACH,
@@ -196,7 +196,7 @@ class Launch:
     )
     wrap: str | None = option(
         None,
-        "Start all that runs on a node by this command, such as 'docker exec -i NAME'; wrap= in the"
+        "Run everything on a node through this command, such as 'docker exec -i NAME'; wrap= in the"
         " node list wins.",
         PROGRAM,
         commands=REACH,
@@ -252,16 +252,16 @@ class Launch:
     )
     warm: str | None = option(
         None,
-        "Leave processes on the nodes that make the next start quick: with torch imported, for TIME"
-        f" after the job ({DEFAULT_WARM} where none is given).",
+        "Keep a process with torch imported on each node for TIME after the job, so that the next"
+        f" start is quick. Without TIME: {DEFAULT_WARM}.",
         PROGRAM,
         commands=START,
-        shown="none are left",
+        shown="none",
         metavar="[TIME]",
     )
     node_loss_timeout: float = option(
         60.0,
-        "Take a node for lost after this many seconds of silence.",
+        "Treat a node as lost after this many seconds without a message.",
         FAILURE,
         least=0,
         most=LONGEST_WAIT_SECONDS,
@@ -269,7 +269,7 @@ class Launch:
     )
     hang_timeout: float = option(
         600.0,
-        "Find out where the ranks hang after this many seconds without progress; 0 never does.",
+        "Find out where the ranks hang after this many seconds without progress; 0: never.",
         FAILURE,
         least=0,
         most=LONGEST_WAIT_SECONDS,
@@ -277,18 +277,19 @@ class Launch:
     )
     max_restarts: int = option(
         0,
-        "After a failure that may pass (a node lost, a rank killed, a hang, a broken link), start"
-        " the job again, N times at most.",
+        "Start the job again, at most N times, after a failure that may pass: a lost node, a killed"
+        " rank, a hang, a broken link.",
         COMMON,
         commands=START,
+        shown="none",
         least=0,
         most=MOST_RESTARTS,
         metavar="N",
     )
     time_limit: str | None = option(
         None,
-        "End the job after this time, all attempts together, with or without a head: the ranks are"
-        " asked to save and stop as long before as --grace allows.",
+        "End the job after this time, counted over all attempts, even without a head. The ranks"
+        " are asked to save and stop --grace before it.",
         COMMON,
         commands=START,
         shown="none",
@@ -419,7 +420,7 @@ class Where:
     )
     trust_record: bool = option(
         False,
-        "Do what the record of an experiment says, though others may have written it.",
+        "Trust the record of an experiment, even if another user could have written it.",
         OUTPUT,
         commands=RECORDS,
     )
