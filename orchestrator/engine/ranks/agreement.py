@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -32,7 +33,9 @@ def take_values_of_first(values: Sequence[tuple[str, Tensor]]) -> None:
     refuse_other_shapes(values)
     for _, value in values if dist.get_world_size() > 1 else ():
         first = value.data.contiguous()
-        dist.broadcast(first, 0, group=host_group() if first.device.type == "cpu" else None)
+        # gloo knows few dtypes: no short integers, and in torch 2.8 no complex numbers.
+        sent = first.reshape(-1).view(torch.uint8)
+        dist.broadcast(sent, 0, group=host_group() if first.device.type == "cpu" else None)
         value.data.copy_(first)
 
 

@@ -21,6 +21,7 @@ class Model(nn.Module):
         torch.manual_seed(0)
         self.layers = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
         self.register_buffer("seen", torch.tensor(float("nan")))
+        self.register_buffer("short", torch.tensor([3], dtype=torch.int16))
 
 
 def takes_weights(rank: int, directory: Path) -> None:
