@@ -1,6 +1,7 @@
 """Measure the host's cost of a step: a model so small that nothing else counts, beside others.
 
     python scripts/bench/tiny_step.py [--only REGEX] [--cuda]
+    python scripts/bench/tiny_step.py --width 1024 --batch 256 --steps 400    # a middling model
 
 Prints the milliseconds per step, of every twenty steps, as JSON: of processor time, or of the clock
 with --cuda, as who waits for a GPU spins. All that can be imported train in turns, each in a
@@ -29,7 +30,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-BATCH, WINDOW = 32, 20
+WINDOW = 20
+SIZES = {"width": 32, "batch": 32}
 DEVICE = "cuda" if "--cuda" in sys.argv else "cpu"
 # The processor time at which each step's forward began.
 began: list[float] = []
@@ -40,8 +42,9 @@ class Tiny(nn.Sequential):
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        hidden = [nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU()]
-        super().__init__(*hidden, nn.Linear(32, 10))
+        width = SIZES["width"]
+        hidden = [nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU()]
+        super().__init__(*hidden, nn.Linear(width, 10))
 
     def forward(self, x: Tensor) -> Tensor:
         began.append(time.perf_counter() if DEVICE == "cuda" else time.process_time())
@@ -54,8 +57,9 @@ def adamw(model: nn.Module) -> torch.optim.AdamW:
 
 
 def batches(steps: int) -> DataLoader[tuple[Tensor, ...]]:
-    x, y = torch.randn(steps * BATCH, 64), torch.randint(0, 10, (steps * BATCH,))
-    return DataLoader(TensorDataset(x, y), BATCH, shuffle=True)
+    batch = SIZES["batch"]
+    x, y = torch.randn(steps * batch, 64), torch.randint(0, 10, (steps * batch,))
+    return DataLoader(TensorDataset(x, y), batch, shuffle=True)
 
 
 # -- the contenders --------------------------------------------------------------------------------
@@ -116,7 +120,7 @@ def transformers(steps: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         arguments = TrainingArguments(
             place,
-            per_device_train_batch_size=BATCH,
+            per_device_train_batch_size=SIZES["batch"],
             num_train_epochs=1,
             max_grad_norm=1.0,
             logging_steps=50,
@@ -210,7 +214,10 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--only", default="", help="a regular expression of contenders")
     parser.add_argument("--cuda", action="store_true", help="train on the GPU")
+    for size, usual in SIZES.items():
+        parser.add_argument(f"--{size}", type=int, default=usual)
     options = parser.parse_args()
+    SIZES.update(width=options.width, batch=options.batch)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     found: dict[str, list[float]] = {}
