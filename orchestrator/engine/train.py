@@ -15,9 +15,12 @@ import torch.distributed as dist
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.config import load
 from orchestrator.config.schema import Config
-from orchestrator.engine.core import settings
+from orchestrator.engine.core import parts, settings
+from orchestrator.engine.core.settings import TrainerSettings
+from orchestrator.engine.core.training import Training
+from orchestrator.engine.data import sources
 from orchestrator.engine.ranks import ranks
-from orchestrator.engine.trainer import Trainer
+from orchestrator.engine.ranks.ranks import Ranks
 
 
 def main() -> None:
@@ -26,14 +29,23 @@ def main() -> None:
         # This is set before anything is computed.
         settings.make_deterministic(config)
         ranks.take_place()
-        trainer = Trainer.from_config(config, ranks.join(config))
-        trainer.train()
-        trainer.close()
+        training = training_of(config, ranks.join(config))
+        training.train()
+        training.reporting.trackers.close()
         # After an error this is skipped: other ranks may be in a collective that never ends.
         dist.destroy_process_group()
     except OrchestratorError as error:
         # Only errors of our own end in one sentence; those of a user's code keep their traceback.
         raise SystemExit(str(error)) from None
+
+
+def training_of(config: Config, everyone: Ranks) -> Training:
+    """Return the training that a config describes, with its model, optimizer and data."""
+    made = parts.of_config(config, everyone)
+    logging = made.config.logging
+    trackers = {name: logging.tracker_options.get(name) for name in logging.trackers}
+    given = TrainerSettings(trackers=trackers)
+    return Training(made, given, sources.batches(made.config, everyone))
 
 
 def read_config() -> Config:

@@ -1,8 +1,8 @@
 """Define orchestrator.Trainer, which trains a model on any number of ranks.
 
 The same object runs in a notebook, in `python script.py`, under torchrun and under master_launch.
-core/settings.py has its arguments, core/parts.py builds its parts from them or from a config,
-core/loop.py trains, core/checkpointing.py saves and resumes, observe/reporter.py reports.
+core/settings.py has its arguments, core/parts.py builds its parts from them, core/training.py holds
+them together, core/loop.py trains, core/checkpointing.py saves, observe/reporter.py reports.
 """
 
 from __future__ import annotations
@@ -12,18 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.config.schema import Config
 from orchestrator.engine.core import parts, settings
-from orchestrator.engine.core.checkpointing import Checkpointing
-from orchestrator.engine.core.loop import evaluate_model, train
-from orchestrator.engine.core.parts import Parts, as_path
+from orchestrator.engine.core.parts import as_path
 from orchestrator.engine.core.settings import TrainerSettings
-from orchestrator.engine.core.stopping import Metrics, StopPolicy, TrainState
-from orchestrator.engine.data import sharded_loader, sources
-from orchestrator.engine.observe.reporter import Reporting
+from orchestrator.engine.core.stopping import Metrics, TrainState
+from orchestrator.engine.core.training import Training
 from orchestrator.engine.ranks import spawn
-from orchestrator.engine.ranks.randomness import randomness_kept
-from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.engine.saving import weights as whole_weights
 
 
@@ -46,33 +40,17 @@ class Trainer(TrainerSettings):
     """
 
     def __post_init__(self) -> None:
-        self._assemble(parts.of_settings(self))
-
-    @classmethod
-    def from_config(cls, config: Config, everyone: Ranks) -> Trainer:
-        """Return a Trainer with the model, optimizer and data of a config."""
-        trainer = cls.__new__(cls)
-        made = parts.of_config(config, everyone)
-        logging = made.config.logging
-        trainer.config = None
-        trainer.trackers = {name: logging.tracker_options.get(name) for name in logging.trackers}
-        trainer._assemble(made, sources.batches(made.config, everyone))
-        return trainer
-
-    def _assemble(self, made: Parts, data: settings.Data = (None, None)) -> None:
-        self.parts, self.ranks, self._data = made, made.ranks, data
-        self.bare, self.model, self.models = made.bare, made.model, made.models
+        self.parts = made = parts.of_settings(self)
+        self.ranks, self.model = made.ranks, made.model
+        self.bare, self.models = made.bare, made.models
         self.optimizers = {stepper.name: stepper.optimizer for stepper in made.steppers}
         self.optimizer = made.steppers.first.optimizer
-        self._reporting = Reporting(made.ranks, self.trackers)
-        # This is only set while train() runs.
-        self._policy: StopPolicy | None = None
-        self._saving = Checkpointing(made, self._reporting.say, built_in=data[0] is not None)
+        self._training = Training(made, self)
 
     @property
     def state(self) -> TrainState:
         """The progress of the training."""
-        return self._saving.state
+        return self._training.saving.state
 
     @staticmethod
     def launch(
@@ -106,8 +84,7 @@ class Trainer(TrainerSettings):
         start, even after a resume; seconds count from this call.
 
         Arguments:
-            train_loader: a DataLoader, or any iterable of batches. A Trainer that was made from a
-                config has its own.
+            train_loader: a DataLoader, or any iterable of batches.
             val_loader: held-out data, evaluated after every epoch.
             epochs: the number of epochs after which the training ends.
             min_period: the shortest duration, such as "30s", "2m", "3 epochs", "1000 steps".
@@ -123,11 +100,10 @@ class Trainer(TrainerSettings):
             resume: continue from the newest checkpoint that verifies, if there is one.
             verbose: False prints nothing.
         """
-        self._reporting.quiet = not verbose
+        self._training.reporting.quiet = not verbose
         asked = settings.request_of(
             self.parts.config,
             self.config or {},
-            self._saving.built_in,
             epochs=epochs,
             min_period=min_period,
             max_period=max_period,
@@ -138,27 +114,14 @@ class Trainer(TrainerSettings):
             keep=keep,
             resume=resume,
         )
-        given = train_loader, val_loader
-        training, held_out = settings.data_of(asked, self._data, given, self._shared)
-        self._saving.begin(asked, training)
-        self._policy = StopPolicy(self.state, asked)
-        train(self.parts, self._saving, self._reporting, training, held_out, self._policy, self)
-        self._policy = None
-        return self.state.history
+        return self._training.train(asked, train_loader, val_loader)
 
     def evaluate(self, loader: Any) -> Metrics:
         """Return the mean metrics over the samples of all ranks, each counted once.
 
         Every rank calls it.
         """
-        with randomness_kept():
-            metrics = evaluate_model(self.parts, self._shared(loader, "loader"))
-        assert metrics is not None
-        return metrics
-
-    def _shared(self, loader: Any, name: str) -> sharded_loader.Shard:
-        seed = self.parts.config.training.seed
-        return sharded_loader.shared(loader, self.ranks, seed, self.stream, name)
+        return self._training.evaluate(loader)
 
     def stop(self) -> None:
         """End the training on all ranks once min_period is over, like a hook that returns True.
@@ -166,12 +129,12 @@ class Trainer(TrainerSettings):
         A call from `step` or a thread takes effect after this step, or after the next one if there
         are other ranks.
         """
-        if self._policy is not None:
-            self._policy.request_end()
+        if self._training.policy is not None:
+            self._training.policy.request_end()
 
     def close(self) -> None:
         """Close the trackers. The end of the program does that as well."""
-        self._reporting.trackers.close()
+        self._training.reporting.trackers.close()
 
     def state_dict(self, *, model: str = "", ema: bool | None = None) -> dict[str, Any]:
         """Return the whole weights on the CPU of rank 0, {} on other ranks. Every rank calls it.
@@ -202,11 +165,11 @@ class Trainer(TrainerSettings):
 
     def save_checkpoint(self, directory: str | Path) -> Path:
         """Save into directory/step_NNNNNNNN; return that path when done. Every rank calls it."""
-        return self._saving.save_to(as_path(directory))
+        return self._training.saving.save_to(as_path(directory))
 
     def load_checkpoint(self, directory: str | Path) -> Path:
         """Load one step, or the newest in a directory that verifies. Every rank calls it.
 
         Returns the directory of the step.
         """
-        return self._saving.load(as_path(directory))
+        return self._training.saving.load(as_path(directory))

@@ -47,6 +47,7 @@ from orchestrator.engine.saving.memory import Memory  # noqa: E402
 from orchestrator.engine.saving.ownership import TrainingRun  # noqa: E402
 from orchestrator.engine.saving.reader import load_into  # noqa: E402
 from orchestrator.engine.sharding import mesh  # noqa: E402
+from orchestrator.engine.train import training_of  # noqa: E402
 from orchestrator.node.machine import nvidia  # noqa: E402
 from orchestrator.traces import timeline  # noqa: E402
 
@@ -147,7 +148,7 @@ def engine(place: Path, sections: dict[str, Any]) -> list[dict[str, Any]]:
     os.environ["ORCHESTRATOR_EXPERIMENT"] = str(place)
     config = parse.build(Config, sections)
     with sharded():
-        made = Trainer.from_config(config, ranks.join(config))
+        made = training_of(config, ranks.join(config))
     made.train()
     lines = (place / "outputs/rank_00_metrics.jsonl").read_text(encoding="ascii").splitlines()
     return [line for line in map(json.loads, lines) if "step_ms" in line]

@@ -2,7 +2,7 @@
 
 Each object is saved by state_dict() and restored by load_state_dict(). A saved value is JSON that
 names its tensors, which a load reads in place. torch's get_optimizer_state_dict() is not used: it
-takes a step to create missing state, and a user's own optimizer would count that step.
+takes a step to create missing state, and Adam would count that step.
 """
 
 from __future__ import annotations

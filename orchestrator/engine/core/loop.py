@@ -28,10 +28,9 @@ from orchestrator.engine.data.batch import (
     Micro,
     to_device,
 )
-from orchestrator.engine.models import build
 from orchestrator.engine.models.losses import Totals
 from orchestrator.engine.observe.profile import Profile
-from orchestrator.engine.observe.reporter import Reporter, Reporting, means_of
+from orchestrator.engine.observe.reporter import Reporter, means_of
 from orchestrator.engine.ranks.randomness import Randomness, seed_all
 from orchestrator.engine.ranks.ranks import gather
 from orchestrator.engine.sharding import mesh
@@ -320,47 +319,6 @@ class Loop:
             return self.policy.stop_requested()
 
         return evaluate_model(self.parts, self.held_out, stop)
-
-
-def train(
-    parts: Parts,
-    saving: Checkpointing,
-    reporting: Reporting,
-    training: Batches,
-    held_out: Batches | None,
-    policy: StopPolicy,
-    trainer: TrainerSettings,
-) -> None:
-    """Run the loop of one train() call, unless nothing is left to do."""
-    reporting.say(f"training on {training.description}")
-    saving.say_where()
-    if policy.nothing_to_do():
-        saving.end_with_nothing_done()
-        return
-    config, state = parts.config, saving.state
-    state.ended = ""
-    reporting.trackers.begin(saving.run.id, state.step)
-    size, micros = training.batch_size, config.training.gradient_accumulation
-    flops = build.flops_per_sample(config, parts.bare) if saving.built_in else None
-    flops = flops or build.stated_flops(parts.bare)
-    reporter = Reporter(
-        config,
-        parts.ranks,
-        parts.model,
-        reporting,
-        step=state.step,
-        tokens=state.tokens,
-        unit=parts.unit,
-        trainer=saving.number,
-        max_steps=policy.max_steps,
-        flops_per_step=flops and size and flops * size * micros,
-        left=lambda: (
-            policy.steps_left(training.samples, training.round_size * micros),
-            policy.seconds_left,
-        ),
-    )
-    reporter.epoch_sums = state.epoch_sums
-    Loop(parts, saving, training, held_out, policy, reporter, trainer).run()
 
 
 def is_true(result: Any) -> bool:

@@ -63,10 +63,6 @@ class Together(Optimizer):
         for part in self.parts:
             step_optimizer(part)
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        for part in self.parts:
-            part.zero_grad(set_to_none)
-
 
 def one_of_several(optimizer: Any) -> Any:
     """Return a list of optimizers as one that steps all of them; anything else unchanged."""

@@ -21,13 +21,13 @@ from orchestrator.engine.core import settings
 from orchestrator.engine.core.kept import AuxiliaryState
 from orchestrator.engine.core.optimizer import configured, one_of_several, schedule
 from orchestrator.engine.core.settings import TrainerSettings
-from orchestrator.engine.core.step import Steppers, names_of
+from orchestrator.engine.core.step import Steppers
 from orchestrator.engine.data.batch import Micro
 from orchestrator.engine.models import build
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.losses import Loss, Losses, Totals
 from orchestrator.engine.observe.reporter import say
-from orchestrator.engine.ranks import collectives, ranks
+from orchestrator.engine.ranks import collectives, plain_names, ranks
 from orchestrator.engine.ranks.ranks import Ranks, device_name, say_once
 from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.sharding import mesh
@@ -117,7 +117,8 @@ class Parts:
 def of_settings(given: TrainerSettings) -> Parts:
     """Return the parts of a Trainer: shard its model and bind the optimizers to it."""
     model, optimizers, schedulers = trained_of(given)
-    names = names_of(model)
+    # The names by which an optimizer finds its parameters once the model is sharded.
+    names = {id(parameter): name for name, parameter in plain_names.parameters(model)}
     losses = Losses(given.loss, given.step, given.metrics or {}, [*optimizers])
     config = settings.trainer_config(given)
     everyone = joined(config, given.backend, given.device)

@@ -263,17 +263,17 @@ def keep_batch(config: Config, world: int, say: Say) -> Config:
 def request_of(
     config: Config,
     keys: Mapping[str, Any],
-    built_in: bool,
     *,
-    epochs: int | None,
-    min_period: str | None,
-    max_period: str | None,
-    save_every: str | None,
-    best: str | None,
-    patience: int | None,
-    save_to: str | Path | None,
-    keep: int | None,
-    resume: bool,
+    built_in: bool = False,
+    epochs: int | None = None,
+    min_period: str | None = None,
+    max_period: str | None = None,
+    save_every: str | None = None,
+    best: str | None = None,
+    patience: int | None = None,
+    save_to: str | Path | None = None,
+    keep: int | None = None,
+    resume: bool = False,
 ) -> TrainingRequest:
     """Return the request of a train() call, from its arguments and the config.
 

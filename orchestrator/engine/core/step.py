@@ -49,11 +49,6 @@ LARGEST_SCALE = 2.0**24
 GROW_AFTER = 2000
 
 
-def names_of(model: nn.Module) -> dict[int, str]:
-    """Map each parameter's id to its name. Call it before the model is sharded."""
-    return {id(parameter): name for name, parameter in plain_names.parameters(model)}
-
-
 class StepOutcome(NamedTuple):
     """The results of a step of one optimizer."""
 
@@ -101,7 +96,7 @@ class Stepper:
         self.named = [(key, p) for key, p in self.parameters.items() if id(p) in chosen]
         fused = [fuse(part) for part in parts_of(self.optimizer)] if not has_sparse(model) else []
         # Several optimizers in a list use fused kernels as well, but skip bad steps on the host.
-        self.fused = all(fused) and len(fused) == 1
+        self.fused = fused == [True]
         for part in parts_of(self.optimizer) if mesh.mesh is not None and not elementwise else ():
             refuse_not_elementwise(part)
         self.device = local_tensor(next(iter(self.parameters.values()))).device
@@ -141,7 +136,7 @@ class Stepper:
     ) -> StepOutcome:
         # The summed gradients are scale / nominal times the gradient of the sum of all losses.
         scale = self.scale
-        divisor = count * scale / (self.nominal or 1.0)
+        divisor = count * (scale / (self.nominal or 1.0))
         # Each copy of the parameters has contributed the same squares to the sum.
         norm = (squares / self.mesh.copies).sqrt() / divisor
         if most := self.training.grad_clip_norm:
@@ -158,13 +153,15 @@ class Stepper:
     def _apply(self, step: int, divisor: Tensor, bad: Tensor) -> float | Tensor:
         lr, lr_factor = self.optimizer.param_groups[0].get("lr"), self.lr_factor(step)
         with lr_multiplied(self.optimizer, lr_factor):
-            if self.fused:
+            # Where the host need not wait to know a good step, a plain call costs less.
+            if self.fused and (self.device.type != "cpu" or bad.item()):
                 self._multiply(1.0 / divisor)
                 step_unless(self.optimizer, bad)
             elif not bad.item():
                 self._multiply(1.0 / divisor.item())
-                # An optimizer that draws random numbers draws the same on each copy and a resume.
-                seed_all(self.training.seed, step)
+                if not self.fused:
+                    # One that draws random numbers draws the same on each copy and a resume.
+                    seed_all(self.training.seed, step)
                 step_optimizer(self.optimizer)
         first: float | Tensor = math.nan if lr is None else lr * lr_factor
         return first

@@ -45,18 +45,14 @@ def launch(fn: Callable[..., Any], args: Sequence[Any], nprocs: int | None) -> l
             start_processes(run_rank, (count, store.port, blob, place), count, start_method="spawn")
         except ProcessRaisedException as error:
             rank = error.error_index
-            raise pickle.loads(result_of(place, rank).read_bytes()) from SpawnError(error.msg)
+            raise pickle.loads((place / str(rank)).read_bytes()) from SpawnError(error.msg)
         except ProcessExitedException as error:
             how = error.signal_name or f"exit code {error.exit_code}"
             raise JobFailed(
                 f"rank {error.error_index} ended with {how} and gave no result",
                 "SIGKILL is usually the kernel, short of memory" if how == "SIGKILL" else "",
             ) from None
-        return [pickle.loads(result_of(place, rank).read_bytes()) for rank in range(count)]
-
-
-def result_of(place: Path, rank: int) -> Path:
-    return place / str(rank)
+        return [pickle.loads((place / str(rank)).read_bytes()) for rank in range(count)]
 
 
 def number_of(nprocs: int | None) -> int:
@@ -123,9 +119,9 @@ def run_rank(rank: int, count: int, port: int, blob: bytes, place: Path) -> None
         value = fn(*(rank, count) * takes_rank, *args)
         if dist.is_initialized():
             dist.destroy_process_group()
-        result_of(place, rank).write_bytes(pickled_functions.dumps(value))
+        (place / str(rank)).write_bytes(pickled_functions.dumps(value))
     except Exception as error:
-        result_of(place, rank).write_bytes(as_sent(error))
+        (place / str(rank)).write_bytes(as_sent(error))
         raise
 
 

@@ -10,6 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 from torch.nn import functional
 
 from orchestrator import Trainer
@@ -200,6 +204,28 @@ def go_on_on_two_ranks(rank: int, directory: Path) -> None:
     }
     print({name: distance for name, distance in apart.items() if distance} or "equal", flush=True)
     refuse_opaque(directory / "opaque", strategy="ddp")
+    hand_over(strategy="full_shard")
+
+
+def several(parameters: Any) -> Any:
+    every = list(parameters)
+    matrices, others = ([p for p in every if (p.dim() > 1) is wide] for wide in (True, False))
+    return optimizer.one_of_several([momentum(matrices), adamw(others)])
+
+
+def test_a_state_is_handed_over_by_torchs_own_calls() -> None:
+    hand_over()
+
+
+def hand_over(**more: Any) -> None:
+    for make in (adamw, several):
+        first, again = (made(make, **more) for _ in range(2))
+        trained(first)
+        state = get_optimizer_state_dict(first.bare, first.optimizer)
+        set_optimizer_state_dict(again.bare, again.optimizer, state)
+        states = [trainer.optimizer.state_dict()["state"] for trainer in (first, again)]
+        assert states[0].keys() == set(range(6)), make
+        torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
 def test_random_draws_are_equal_in_all_copies(tmp_path: Path) -> None:

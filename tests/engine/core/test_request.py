@@ -31,7 +31,7 @@ def asked(keys: dict[str, Any] | None = None, **more: Any) -> TrainingRequest:
         training = {"max_steps": settings.UNENDING, **sections["training"]}
         config = parse.build(Config, {"training": training})
     arguments: dict[str, Any] = {**NOTHING, "resume": False, "epochs": 1, **more}
-    return settings.request_of(config, sections, False, **arguments)
+    return settings.request_of(config, sections, **arguments)
 
 
 @pytest.mark.parametrize(
