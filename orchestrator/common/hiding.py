@@ -89,9 +89,12 @@ def spellings(value: str) -> Iterator[str]:
 
 def redacted_text(text: str) -> str:
     """Replace the logins and tokens in a text that are recognizable by their form."""
-    # Compiling takes 1 ms for each, so it happens on first use.
-    for pattern in (URL_LOGIN, BEARER, TOKEN):
-        text = re.sub(pattern, REDACTED, text)
+    # Compiling takes 1 ms for each, so it happens on first use. Few texts have such a sign.
+    for sign, pattern in (
+        *(("://", URL_LOGIN), ("Bearer ", BEARER)),
+        *(("Basic ", BEARER), ("", TOKEN)),
+    ):
+        text = re.sub(pattern, REDACTED, text) if sign in text else text
     return text
 
 

@@ -25,8 +25,6 @@ LARGEST_BYTES = 8 << 20
 # A start's records are held until its job has a directory; 64 nodes write 1,000.
 MOST_HELD = 5000
 LINE = "%(asctime)s.%(msecs)03d %(levelname)-7s %(place)s: %(message)s"
-# A log line names its thread, except the main one and "tasks", which waits for nodes.
-PLAIN_THREADS = ("MainThread", "tasks")
 TIME, DATE_AND_TIME = "%H:%M:%S", "%Y-%m-%d %H:%M:%S"
 
 _secrets = list(hiding.of_environment(os.environ))
@@ -36,10 +34,10 @@ class Formatter(logging.Formatter):
     """Writes a record on a line: its time, where it comes from, its words without secrets."""
 
     def format(self, record: logging.LogRecord) -> str:
+        # A log line names its thread, except the main one.
         place = record.name.removeprefix("orchestrator.").removeprefix("head.")
-        if record.threadName not in PLAIN_THREADS:
-            place += f" ({record.threadName})"
-        record.__dict__["place"] = place
+        thread = f" ({record.threadName})" * (record.threadName != "MainThread")
+        record.__dict__["place"] = place + thread
         return hiding.hide(hiding.redacted_text(super().format(record)), _secrets)
 
 
@@ -81,6 +79,12 @@ class HeadLog(RotatingFileHandler):
         descriptor = files.open_to_append(self.baseFilename)
         return os.fdopen(descriptor, "a", encoding="utf-8", errors="backslashreplace")
 
+    def shouldRollover(self, record: logging.LogRecord) -> bool:
+        """Return True for a full file; logging's own would format each record a second time."""
+        return (
+            self.stream is not None and 0 < self.maxBytes <= os.fstat(self.stream.fileno()).st_size
+        )
+
     def handleError(self, record: logging.LogRecord) -> None:
         """Pass over a line that cannot be written."""
 
@@ -97,8 +101,10 @@ def remove(kind: type[logging.Handler], logger: logging.Logger = PACKAGE) -> Non
 
 def to_terminal(level: int, write: Callable[[str], None]) -> None:
     """Show records from a level on; those of paramiko at DEBUG, else its warnings alone."""
-    of_paramiko = level if level == logging.DEBUG else logging.WARNING
-    for logger, least in ((PACKAGE, level), (PARAMIKO, of_paramiko)):
+    for logger, least in (
+        (PACKAGE, level),
+        (PARAMIKO, level if level == logging.DEBUG else logging.WARNING),
+    ):
         remove(TerminalHandler, logger)
         logger.addHandler(TerminalHandler(level, write))
         logger.setLevel(least)
@@ -129,9 +135,9 @@ def keep_in(path: Path) -> None:
         return
     remove(HeadLog)
     PACKAGE.setLevel(logging.DEBUG)
-    for held in [each for each in PACKAGE.handlers if isinstance(each, Held)]:
-        for record in list(held.records):
-            handler.handle(record)
+    held = [each for each in PACKAGE.handlers if isinstance(each, Held)]
+    for record in [record for each in held for record in each.records]:
+        handler.handle(record)
     PACKAGE.addHandler(handler)
 
 

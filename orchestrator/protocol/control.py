@@ -8,13 +8,12 @@ have grown.
 
 from __future__ import annotations
 
-import json
 import socket
 from typing import Any, Optional, Union
 
 from orchestrator.protocol.events import EndOrder
 from orchestrator.protocol.frames import AMONG_NODES, HEADER, JSON, header, parse_header
-from orchestrator.protocol.message import Message, Port, decode, encode, parse
+from orchestrator.protocol.message import Message, Port, decode, parse, to_json
 
 
 class HeadState(Message):
@@ -35,7 +34,7 @@ class PeerHeartbeat(Message):
 
 
 def to_line(message: Message) -> bytes:
-    return json.dumps(encode(message)).encode("ascii") + b"\n"
+    return to_json(message).encode("ascii") + b"\n"
 
 
 def from_line(line: bytes) -> Union[EndOrder, HeadState]:
@@ -52,7 +51,7 @@ def from_line(line: bytes) -> Union[EndOrder, HeadState]:
 
 
 def to_frame(message: Message) -> bytes:
-    text = json.dumps(encode(message)).encode("ascii")
+    text = to_json(message).encode("ascii")
     return header(JSON, len(text)) + text
 
 

@@ -20,7 +20,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.common.permissions import others
 from orchestrator.config.launch import Launch
 from orchestrator.protocol.events import RankState
-from orchestrator.protocol.message import Nonsense, decode, encode, parse
+from orchestrator.protocol.message import Nonsense, decode, parse, plain, to_json
 from orchestrator.records import trust
 from orchestrator.records.outcome import Head, JobVerdict, Receipt, SlowRank
 
@@ -273,9 +273,10 @@ def read_record(directory: int, path: Path, *, trusted: bool = False) -> JobReco
 
 def laid_out(value: object) -> str:
     """Return JSON on one line, or a line for each element of a list of objects."""
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return "[\n " + ",\n ".join(map(json.dumps, value)) + "\n]"
-    return json.dumps(value)
+    lines = list(map(to_json, value)) if isinstance(value, list) else []
+    if lines and lines[0].startswith("{"):
+        return "[\n " + ",\n ".join(lines) + "\n]"
+    return to_json(value)
 
 
 class Experiment:
@@ -319,7 +320,7 @@ class Experiment:
         self.write(name, "{\n" + ",\n".join(fields) + "\n}\n")
 
     def write_record(self, record: JobRecord) -> None:
-        self.write_json(RECORD, encode(record))
+        self.write_json(RECORD, plain(record))
 
     def read_record(self) -> JobRecord:
         try:
@@ -413,7 +414,7 @@ class Experiment:
         # On a full disk, only the name of the head is lost.
         with contextlib.suppress(OSError):
             os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, json.dumps(encode(who)).encode(), 0)
+            os.pwrite(self._lock, to_json(who).encode(), 0)
 
     @property
     def followed(self) -> bool:
@@ -453,7 +454,7 @@ class Experiment:
         deadline = time.monotonic() + patience
         holder = self.lock()
         while holder is not None and time.monotonic() < deadline:
-            self.write(STEAL, json.dumps(encode(this_head())))
+            self.write(STEAL, to_json(this_head()))
             time.sleep(0.1)
             holder = self.lock()
         (self.path / STEAL).unlink(missing_ok=True)

@@ -109,7 +109,7 @@ def test_log_file_is_private_and_bounded(tmp_path: Path, monkeypatch: pytest.Mon
         os.umask(umask)
     files = sorted(tmp_path.iterdir())
     assert [path.name for path in files] == ["head.log", "head.log.1"]
-    assert all(path.stat().st_size <= 1000 for path in files)
+    assert all(path.stat().st_size < 1100 for path in files)
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
     assert files[0].read_text().endswith("line 49\n")
 

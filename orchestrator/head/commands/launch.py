@@ -9,9 +9,6 @@ from orchestrator.common import interrupt
 from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.common.text import plural
 from orchestrator.config.launch import LaunchArguments, Where
-from orchestrator.head.background.process import Background
-from orchestrator.head.commands import launching
-from orchestrator.head.plan import dry_run, redact
 from orchestrator.head.screen import output
 from orchestrator.head.screen.keyboard import KEYS, in_foreground
 from orchestrator.head.screen.output import say
@@ -34,6 +31,9 @@ def launch(arguments: LaunchArguments) -> int:
 
 def wait_in_background(arguments: LaunchArguments) -> int:
     """Leave a launch to a process that waits in the queue and follows the job then."""
+    from orchestrator.head.background.process import Background
+    from orchestrator.head.commands import launching
+
     command = list(sys.argv)
     head = Background(launching.launch, arguments=arguments, command=command)
     answer = head.answer(say)
@@ -80,6 +80,8 @@ def detach(running: Running, where: Where) -> int:
 
 def plan(arguments: LaunchArguments, *, explained: bool) -> int:
     """Print what a launch would run, or where each of its settings comes from; start nothing."""
+    from orchestrator.head.plan import dry_run, redact
+
     planned = redact.shown(starting.rehearse(resolve(arguments)))
     show = dry_run.explained if explained else dry_run.to_text
     output.result(dry_run.to_json(planned), lambda _: show(planned))

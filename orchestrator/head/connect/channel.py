@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import secrets
 import threading
@@ -187,7 +186,7 @@ class NodeChannel:
         self.pending[self.count] = request, self.posted_at
         if request.do not in ROUTINE:
             log.debug("%s: is asked %s (%d)", self.name, request.do, self.count)
-        text = json.dumps(frame_of_request(self.count, request)).encode("ascii")
+        text = frame_of_request(self.count, request).encode("ascii")
         self._send(frames.header(JSON, len(text)) + text)
         return self.count
 

@@ -42,6 +42,8 @@ SUCCESSOR_SECONDS = 0.5
 CUT_OFF_SECONDS = 600.0
 # The most time between the ends of the ranks and the same signal to their head.
 SAME_SIGNAL_SECONDS = 1.0
+# The beginning of a job says nothing about its pace.
+FIRST_PACE_SECONDS = 30.0
 
 
 class Backend(Protocol):
@@ -290,8 +292,7 @@ class Run:
         log.info("the attempt is over: %s; %s", self.record.state, cause and cause.message)
         if self.terminated and self.record.state == "stopped":
             self.taken_back = self.backend.is_taken_back(self.record)
-        own_disks = not all(node.shared for node in self.record.nodes)
-        if own_disks and not (self.record.engine or goes_on):
+        if not (self.record.engine or goes_on or all(node.shared for node in self.record.nodes)):
             say(home.STAYS)
         # A job that can be requeued is not recorded as ended: readers would stop following it.
         if not self.stopped_in_time:
@@ -307,10 +308,11 @@ class Monitors:
         self.hang = HangMonitor(limit, job.experiment, record.job)
         # With a short limit the hang monitor finds the problem first, as the user requested.
         self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN_SECONDS else record.master)
+        self.slow_from = time.monotonic() + FIRST_PACE_SECONDS
 
     @cached_property
     def slow(self) -> SlowMonitor:
-        # Imported here because the start of a job does not need it.
+        # A short job does not need it.
         from orchestrator.head.follow.monitors.slow_gpus import SlowMonitor
 
         outputs = self.job.experiment.path / "outputs"
@@ -332,7 +334,8 @@ class Monitors:
         begun = any(node.ranks for node in job.nodes)
         failure = self.start.check(job.at_work, begun=begun)
         if failure is None:
-            self.slow.check()
+            if time.monotonic() > self.slow_from:
+                self.slow.check()
             failure = self.hang.check(job.at_work)
         if failure is not None:
             job.failed(failure)

@@ -50,7 +50,6 @@ from orchestrator.head.start.parts import (
 )
 from orchestrator.head.start.record import Running
 from orchestrator.head.start.request import LaunchRequest
-from orchestrator.head.transfer.job_files import JobPeer, bring_job_files, bring_metrics
 from orchestrator.head.transfer.send import send_to_all
 from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.message import Message
@@ -315,7 +314,13 @@ def bring_saved(
     experiment: Experiment, transport: Transport, ended: JobRecord, gathered: Gathered
 ) -> None:
     """Send the nodes the metrics of their ranks, and the files of the job's master they lack."""
-    peers = list(map(partial(peer_of, ended), gathered.nodes, gathered.channels))
+    # Most jobs have only one attempt.
+    from orchestrator.head.transfer.job_files import JobPeer, bring_job_files, bring_metrics
+
+    def peer_of(node: NodeRecord, channel: NodeChannel) -> JobPeer:
+        return JobPeer(node.name, channel, ended.first_part(node))
+
+    peers = list(map(peer_of, gathered.nodes, gathered.channels))
     last, nproc = (
         ended.latest[0].nodes,
         {one.name: one.nproc for one in (*ended.nodes, *ended.spares)},
@@ -333,7 +338,7 @@ def bring_saved(
         if name not in spares:
             return None
         with contextlib.suppress(OrchestratorError):
-            opened.append(peer_of(ended, spares[name], serving(transport, spares[name])))
+            opened.append(peer_of(spares[name], serving(transport, spares[name])))
             return opened[-1]
         return None
 
@@ -343,10 +348,6 @@ def bring_saved(
     finally:
         for peer in opened:
             peer.channel.connection.close()
-
-
-def peer_of(ended: JobRecord, node: NodeRecord, channel: NodeChannel) -> JobPeer:
-    return JobPeer(node.name, channel, ended.first_part(node))
 
 
 def start_again(

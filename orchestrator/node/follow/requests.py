@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import time
 from typing import Any, TypeVar
@@ -17,7 +16,7 @@ from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession, an
 from orchestrator.node.server.stream import FileStreamer
 from orchestrator.node.warm.session import StandbySession
 from orchestrator.protocol.events import Ended, EndOrder, RankEvent, RankState, Started
-from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
+from orchestrator.protocol.message import Message, Nonsense, decode, parse, to_json
 from orchestrator.protocol.requests import follow as profiling
 from orchestrator.protocol.requests.follow import (
     AskJobState,
@@ -190,7 +189,7 @@ def ask(run: RunDir, request: ProfileRequest) -> ProfileState:
         busy = busy or reply.state in (profiling.ASKED, profiling.TRACING)
     if state is None and not (over or busy):
         if waiting is None:
-            files.replace(path, json.dumps(encode(request)))
+            files.replace(path, to_json(request))
         # Rank 0 has just removed the file.
         with contextlib.suppress(OSError):
             # The new time shows that this head still waits.

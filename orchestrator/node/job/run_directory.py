@@ -19,7 +19,7 @@ from typing import TypeVar
 from orchestrator.common import files
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
-from orchestrator.protocol.message import Nonsense, decode, encode, parse
+from orchestrator.protocol.message import Nonsense, decode, parse, to_json
 from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.version import Version
 
@@ -95,7 +95,7 @@ class RunDir:
         return os.path.join(self.path, f"error_{local_rank}.json")
 
     def write_spec(self, spec: Spec) -> None:
-        self.write("spec.json", json.dumps(encode(spec)))
+        self.write("spec.json", to_json(spec))
 
     def write(self, name: str, text: str) -> None:
         """Write a file into the directory that the agent starts in, readable by its owner alone."""

@@ -57,6 +57,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
     )
     refuse_unknown(problems, workdir)
     torch, installed = facts["software"]
+    routes = ((peer, network.route(peer, addresses)) for peer in request.peers)
     return {
         **{name: facts.get(name) for name in disks_of(workdir)},
         **{name: facts.get(name, ()) for name in LISTS},
@@ -73,7 +74,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "cpus": len(os.sched_getaffinity(0)),
         "gpus": gpu_count(root),
         "addresses": tuple(addresses),
-        "routes": {peer: network.route(peer, addresses) for peer in request.peers},
+        "routes": {p: way for p, way in routes if p in request.peers[:1] or not way[1]},
         "workdir": workdir,
         "workdir_exists": facts["workdir_exists"],
         "target": facts["target"],
@@ -100,8 +101,10 @@ def torch_here(torch: str, workdir: str) -> dict[str, Any]:
     """Return torch's version; if the chosen Python has none, the other Pythons that have it."""
     if torch:
         return {"torch": torch}
-    elsewhere = {"torch_elsewhere": lambda: pythons_with_torch(workdir)}
-    return {"torch": "", **gather(SECONDS, elsewhere)[0]}
+    return {
+        "torch": "",
+        **gather(SECONDS, {"torch_elsewhere": lambda: pythons_with_torch(workdir)})[0],
+    }
 
 
 DISK = {

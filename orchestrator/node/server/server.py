@@ -7,7 +7,6 @@ standard output, all in frames (protocol/frames.py). Ends when the head disconne
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -18,7 +17,7 @@ from orchestrator.node.job.run_directory import LARGEST_SERVER_LOG_BYTES, System
 from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import HEADER, JSON, PIECE, Splitter
-from orchestrator.protocol.message import Message, Nonsense, encode, parse
+from orchestrator.protocol.message import Nonsense, parse, to_json
 from orchestrator.protocol.requests.request import (
     ROUTINE,
     SLOW_SECONDS,
@@ -54,8 +53,8 @@ class ChannelServer:
             self.waiting.append(memoryview(part))
         self.waiting_bytes += size + HEADER.size
 
-    def send_message(self, message: Message) -> None:
-        self.send(JSON, json.dumps(encode(message)).encode("ascii"))
+    def send_message(self, message: object) -> None:
+        self.send(JSON, to_json(message).encode("ascii"))
 
     def flush(self) -> None:
         while self.waiting:
@@ -142,19 +141,19 @@ class ChannelServer:
             self.system.line("%s (%d) is asked", do, number)
         try:
             answer = self.session.answer(read_request(fields))
-            data = {"id": number, "ok": encode(answer)}
+            said: object = {"id": number, "ok": answer}
         except Refusal as refusal:
             # The reason may quote the output of a user's command, so it goes only to the head.
             how = f"is refused ({refusal.kind or 'the head says why'})"
-            data = encode(Refused(id=number, error=str(refusal), kind=refusal.kind))
+            said = Refused(id=number, error=str(refusal), kind=refusal.kind)
         except Nonsense as error:
             how = "is nonsense"
-            data = encode(Refused(id=number, error=f"the head broke the protocol: {error}"))
+            said = Refused(id=number, error=f"the head broke the protocol: {error}")
         if do not in ROUTINE or time.monotonic() - since > SLOW_SECONDS:
             self.system.line("%s (%d) %s after %.3f s", do, number, how, time.monotonic() - since)
         # The time that a request took does not count as silence of the head.
         self.heard = time.monotonic()
-        self.send(JSON, json.dumps(data).encode("ascii"))
+        self.send_message(said)
 
 
 def main(nonce: str, umask: int, *, fresh: bool) -> None:

@@ -12,7 +12,6 @@ import contextlib
 import errno
 import fcntl
 import hashlib
-import json
 import os
 import re
 import stat
@@ -23,7 +22,7 @@ from orchestrator.common.files import F_OFD_SETLK, FLOCK
 from orchestrator.common.permissions import user_name
 from orchestrator.node.machine import sysfs
 from orchestrator.node.machine.probe import network_space
-from orchestrator.protocol.message import decode, encode, parse
+from orchestrator.protocol.message import decode, parse, to_json
 from orchestrator.protocol.requests.claims import ClaimEntry
 
 ID = re.compile(r"[0-9a-f]{16}")
@@ -84,7 +83,7 @@ class LockTable:
 
     def write(self, entry: ClaimEntry) -> None:
         """Write an entry that all can read; its id must be locked."""
-        files.replace(self.file(entry.id), json.dumps(encode(entry)), TO_READ, exactly=True)
+        files.replace(self.file(entry.id), to_json(entry), TO_READ, exactly=True)
 
     def remove(self, name: str) -> None:
         """Remove an entry of this user; the sticky bit keeps those of others."""

@@ -47,7 +47,8 @@ class Probed(Message):
     # The number of GPUs, each of which may become a rank.
     gpus: Few
     addresses: tuple[Address, ...]
-    # The interface and the own address towards each peer.
+    # The interface and the own address towards the first peer, and empty ones for each peer that no
+    # route leads to: with all of them, 64 nodes would send 4,096.
     routes: dict[str, tuple[str, NoAddress]]
     workdir: str
     workdir_exists: bool
@@ -91,7 +92,7 @@ class Probe(Request[Probed], do="probe"):
 
     cwd: str
     workdir: Optional[str]
-    # Addresses for which the route is reported.
+    # Addresses for which a route is looked up, the master's first.
     peers: tuple[str, ...]
     target: Target
     accelerate: bool = False

@@ -12,7 +12,7 @@ import importlib
 import typing
 from typing import Any, ClassVar, Generic, Optional, TypeVar
 
-from orchestrator.protocol.message import Message, Moment, Nonsense, decode, encode, shown
+from orchestrator.protocol.message import Message, Moment, Nonsense, decode, plain, shown, to_json
 from orchestrator.protocol.version import Version
 
 A = TypeVar("A", bound=Message)
@@ -127,8 +127,8 @@ class Answered(Message):
 Incoming = typing.Union[Greeting, Heartbeat, SupervisorGone, Refused, Answered]
 
 
-def frame_of_request(number: int, request: Request[Any]) -> dict[str, Any]:
-    return {"id": number, "do": request.do, **encode(request)}
+def frame_of_request(number: int, request: Request[Any]) -> str:
+    return to_json({"id": number, "do": request.do, **plain(request)})
 
 
 def number_of(data: dict[str, Any]) -> tuple[int, dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -167,7 +166,7 @@ def compared(ranks: list[RankProgress]) -> list[RankProgress]:
     whole = next((rank.step_ms for rank in ranks if rank.step_ms), None)
     if len(known) < 2 or not whole:
         return ranks
-    middle = statistics.median_low(known)
+    middle = sorted(known)[(len(known) - 1) // 2]
     return [
         replace(rank, behind=(rank.own_ms - middle) / whole) if rank.own_ms is not None else rank
         for rank in ranks

@@ -23,7 +23,7 @@ from tests.node.job.trees import plant
 REQUEST = Probe(
     cwd="/",
     workdir=None,
-    peers=("127.0.0.1",),
+    peers=("127.0.0.1", "127.0.0.2", "fe80::1"),
     target=Target(kind="engine", name=""),
 )
 
@@ -37,7 +37,7 @@ def test_probe_returns_facts_for_plan() -> None:
     assert facts.python == sys.executable
     assert facts.cpus == len(os.sched_getaffinity(0))
     assert facts.memory_kb > 100_000
-    assert facts.routes == {"127.0.0.1": ("lo", "127.0.0.1")}
+    assert facts.routes == {"127.0.0.1": ("lo", "127.0.0.1"), "fe80::1": ("", "")}
     assert ("127.0.0.1", 8) in {(one.address, one.prefix) for one in facts.addresses}
     assert (facts.workdir, facts.workdir_exists) == ("/", True)
     shown = json.loads(json.dumps(facts.to_json()))

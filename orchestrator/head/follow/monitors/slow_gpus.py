@@ -129,8 +129,6 @@ def table(samples: Mapping[int, Sequence[Sample]], name: str) -> dict[Gpu, list[
     return found
 
 
-# The beginning of a job says nothing about its pace.
-FIRST_SECONDS = 30.0
 # The pause to the next check, normally and after a first finding.
 EVERY_SECONDS, SUSPECT_SECONDS = 60.0, 15.0
 
@@ -142,7 +140,7 @@ class SlowMonitor:
         self, nodes: Sequence[NodeRecord], outputs: Path, report: Callable[[SlowRank], None]
     ) -> None:
         self.nodes, self.outputs, self.report = nodes, outputs, report
-        self.due_at = time.monotonic() + FIRST_SECONDS
+        self.due_at = 0.0
         # The time of the newest sample by node index.
         self.last: dict[int, float] = {}
         # The index of the node that the last check found.

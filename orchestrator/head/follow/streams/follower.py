@@ -217,10 +217,9 @@ class NodeFollower:
             channel, self.channel = self.channel, None
             if channel is not None:
                 channel.connection.close()
-            silence = time.monotonic() - self.heard_at
-            log.info("%s: lost: %s; tried again soon", self.node.name, error.what)
             # A longer silence means that this process was suspended.
-            silence = min(HEAD_PATIENCE_SECONDS, silence)
+            silence = min(HEAD_PATIENCE_SECONDS, time.monotonic() - self.heard_at)
+            log.info("%s: lost: %s; tried again soon", self.node.name, error.what)
             self.post(Lost(self.node.index, error.what, silence))
             self.closing.wait(PAUSE_SECONDS)
             return False
@@ -263,6 +262,7 @@ class NodeFollower:
         self.growing.begin()
         # This tells the clock's time, which later heartbeats tell more precisely.
         channel.ask(Ping(), HEAD_PATIENCE_SECONDS)
+        self.next_beat = time.monotonic() + HEAD_BEAT_SECONDS
         request = Follow(
             job=self.job,
             node=self.node.index,
@@ -304,8 +304,10 @@ class NodeFollower:
 
     def _due(self) -> float:
         """Return the time of the next scheduled action."""
-        lost = self.heard_at + HEAD_PATIENCE_SECONDS
-        return min(self.next_beat, self.growing.due, self.printed.due, lost)
+        return min(
+            *(self.next_beat, self.growing.due, self.printed.due),
+            self.heard_at + HEAD_PATIENCE_SECONDS,
+        )
 
     def _ask_what_is_due(self, channel: NodeChannel, *, updates: bool = True) -> None:
         """Send a heartbeat when due, and with `updates` the request for grown output files."""
