@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from orchestrator.common.program import how_to_add
+
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -127,5 +129,5 @@ def import_optional(module: str, package: str, need: str) -> Any:
     except ImportError as error:
         raise CheckFailed(
             f"{need} {sys.executable} does not have ({error})",
-            f"{sys.executable} -m pip install {package}",
+            how_to_add(package),
         ) from None

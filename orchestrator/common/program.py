@@ -5,9 +5,14 @@ Shipped to the nodes: the standard library alone, and Python 3.9.
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import shlex
 import shutil
 import sys
+
+# The name of this package for pip and uv.
+DISTRIBUTION = "master-launch"
 
 
 def program_at(name: str, workdir: str) -> tuple[str, str]:
@@ -65,6 +70,44 @@ def installed(name: str, *module: str) -> list[str]:
     """
     path = os.path.join(os.path.dirname(os.path.abspath(sys.executable)), name)
     return [path] if os.access(path, os.X_OK) else [sys.executable, "-m", "orchestrator", *module]
+
+
+def typed(name: str, *options: str) -> list[str]:
+    """Return how the user types a command of this package: by its name, its path, or through uvx.
+
+    `options` are those of uvx, which makes an environment for one command.
+    """
+    if "archive-v0" in sys.prefix.split(os.sep):
+        source = installed_from()
+        own = source == name == DISTRIBUTION
+        return ["uvx", *options, *([] if own else ["--from", source]), name]
+    return [name] if shutil.which(name) else installed(name)
+
+
+def installed_from() -> str:
+    """Return the wheel or the directory that this package was installed from, else its name."""
+    import json
+    from importlib import metadata
+    from urllib.parse import unquote
+
+    place = metadata.distribution(DISTRIBUTION).read_text("direct_url.json") or "{}"
+    return unquote(json.loads(place).get("url", "").partition("file://")[2]) or DISTRIBUTION
+
+
+def how_to_add(*packages: str) -> str:
+    """Return the command that adds packages to this Python, as this package came into it."""
+    added = [word for package in packages for word in ("--with", package)]
+    words = [*typed(os.path.basename(sys.argv[0]), *added), *sys.argv[1:]]
+    if words[0] != "uvx":
+        pip = [sys.executable, "-m", "pip", "install"]
+        if importlib.util.find_spec("pip") is None:
+            pip = ["uv", "pip", "install", "--python", sys.executable]
+        words = [*pip, *packages]
+    if os.path.exists(os.path.join(sys.prefix, "uv-receipt.toml")):
+        words = ["uv", "tool", "install", *added, installed_from()]
+    elif os.path.exists(os.path.join(sys.prefix, "pipx_metadata.json")):
+        words = ["pipx", "inject", DISTRIBUTION, *packages]
+    return shlex.join(words)
 
 
 # Up to this many `..` in a program's path stay within its own snapshot.

@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from orchestrator.common.errors import UsageError
+from orchestrator.common.program import how_to_add
 
 OURS = "orchestrator"
-VIEWS = "pip install jinja2 textual starlette uvicorn   (in a clone: pip install -e '.[views]')"
+VIEWS = ("jinja2", "starlette", "textual", "uvicorn")
 
 
 def view(room: str) -> Any:
@@ -31,7 +32,8 @@ def needed(room: str) -> Iterator[None]:
         if missing == OURS:
             raise
         raise UsageError(
-            f"`orchestrator {room}` needs {missing}, which is not installed here", VIEWS
+            f"`orchestrator {room}` needs {missing}, which is not installed here",
+            how_to_add(*VIEWS),
         ) from None
 
 

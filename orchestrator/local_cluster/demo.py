@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import shlex
 import shutil
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import EXIT_STOPPED, CheckFailed, UsageError
+from orchestrator.common.program import how_to_add
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.commands import stop
 from orchestrator.head.commands.launch import launch
@@ -30,6 +32,7 @@ from orchestrator.records.metrics import trainers
 from orchestrator.records.metrics.curves import POINTS
 from orchestrator.records.metrics.curves import curves as curves_of
 
+TORCH = ("torch", "numpy")
 CONFIG = Path("config/demo.yaml")
 # The number of ranks per node.
 SLOTS = 2
@@ -39,10 +42,11 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def demo(size: int, keep: bool, words: Sequence[str], arguments: LaunchArguments) -> int:
     """Launch with these options, typed as `words`, on a new cluster; return the exit code."""
     if "python" not in arguments.launch and importlib.util.find_spec("torch") is None:
-        raise CheckFailed(
-            f"the demo trains with torch, and {sys.executable} has none",
-            f"type: {shlex.quote(sys.executable)} -m pip install torch==2.13.0 numpy",
-        )
+        what, fix = f"the demo trains with torch, and {sys.executable} has none", how_to_add(*TORCH)
+        again = fix.startswith("uvx ") and sys.stdin.isatty()
+        if not again or not output.agreed(f"{what}: {fix}\nRun that, which downloads it?"):
+            raise CheckFailed(what, fix)
+        os.execvp("uvx", shlex.split(fix))
     directory = Path(tempfile.mkdtemp(prefix="orch-demo-"))
     interrupt.before_exit(lambda: remove(directory))
     cluster = LoopbackCluster(size, directory, slots=SLOTS)

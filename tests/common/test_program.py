@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.common.program import path_with, program_at
+from orchestrator.common import program
+from orchestrator.common.program import how_to_add, path_with, program_at
 
 
 @pytest.mark.parametrize(
@@ -68,3 +69,23 @@ def test_path_with_puts_jobs_python_first(
             (tmp_path / directory / name).touch(0o755)
     python = str(tmp_path / "venv" / "python3.11")
     assert path_with(python, path.format(**names)) == wanted.format(**names)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "receipt", "command"),
+    [
+        ("archive-v0/x", "", "uvx --with torch --from /w/a.whl orchestrator demo --size 1"),
+        ("tools/x", "uv-receipt.toml", "uv tool install --with torch /w/a.whl"),
+        ("venvs/x", "pipx_metadata.json", "pipx inject master-launch torch"),
+        ("venv", "", f"{sys.executable} -m pip install torch"),
+    ],
+)
+def test_how_to_add_fits_way_of_installation(
+    prefix: str, receipt: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place := tmp_path / prefix).mkdir(parents=True)
+    (place / (receipt or "none")).touch()
+    monkeypatch.setattr(sys, "prefix", str(place))
+    monkeypatch.setattr(sys, "argv", ["/x/bin/orchestrator", "demo", "--size", "1"])
+    monkeypatch.setattr(program, "installed_from", lambda: "/w/a.whl")
+    assert how_to_add("torch") == command

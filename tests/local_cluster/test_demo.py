@@ -144,8 +144,7 @@ def test_demo_without_torch_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CheckFailed) as told:
         demo.demo(2, False, (), LaunchArguments())
-    python = shlex.quote(sys.executable)
-    assert told.value.fix == f"type: {python} -m pip install torch==2.13.0 numpy"
+    assert told.value.fix == f"uv pip install --python {shlex.quote(sys.executable)} torch numpy"
 
 
 def test_default_config_file_matches_defaults() -> None:

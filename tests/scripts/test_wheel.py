@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import urllib.request
 import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -146,8 +147,11 @@ def test_wheel_contains_everything_used(packed: tuple[Path, Path], tmp_path: Pat
 # needs a person, a network or a minute, or does what another line does, shows its help. `&`: beside
 # others, when a job has ended.
 TYPED = {
-    "python3 -m venv .venv && . .venv/bin/activate": "",  # the wheel is installed
-    "pip install -e '.[views]'": "",
+    "uvx master-launch demo": "& master-launch demo --size 1 -- --no-torchrun train.py",
+    "uv tool install master-launch": "",  # the wheel is installed
+    "pipx install master-launch": "",
+    "pip install master-launch": "",
+    "orchestrator init": "orchestrator init {hosts} --yes",
     "cat node_ip_list.txt": "",
     "./scripts/demo.sh": "& orchestrator demo --dry-run",  # a clone's two; each has its own test
     "./scripts/test.sh": "",
@@ -214,7 +218,6 @@ def test_readme_commands_work_from_wheel(
     (work / "train.py").write_text("import sys\nprint('trained', *sys.argv[1:])\n")
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     env |= {"PATH": f"{venv}/bin:{env['PATH']}", "ORCHESTRATOR_SSH_CONFIG": str(hosts.ssh_config)}
-    env |= {"ORCHESTRATOR_NODES": str(hosts.node_list)}
 
     def start(line: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -222,14 +225,24 @@ def test_readme_commands_work_from_wheel(
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
 
-    first = start(TYPED["master_launch train.py --epochs 3"])
-    said = first.communicate()[0]
-    assert first.returncode == 0 and said.count("| trained --epochs 3") == 2, said
+    made, said = ended(start(TYPED["orchestrator init"].format(hosts=" ".join(hosts.addresses))))
+    last = said.splitlines()[-1].removeprefix("orchestrator: now type: ")
+    assert made == 0 and last == "master_launch train.py", said
+    code, said = ended(start(TYPED["master_launch train.py --epochs 3"]))
+    assert code == 0 and said.count("| trained --epochs 3") == 2, said
     (experiment,) = [path.name for path in (work / "experiments").iterdir() if path.is_dir()]
     beside = [line[2:].format(experiment=experiment) for line in TYPED.values() if line[:1] == "&"]
     with ThreadPoolExecutor(4) as pool:
         for line, process, text in pool.map(lambda line: (line, *ended(start(line))), beside):
             assert process == 0, f"{line}: {text}"
+
+    board = start("orchestrator dashboard --port 0")
+    assert board.stdout is not None
+    address = board.stdout.readline().partition("open ")[2].strip()
+    with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(address) as page:
+        assert b"refresh" in page.read()
+    board.terminate()
+    board.communicate()
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from orchestrator.common import files
 from orchestrator.common.errors import EXIT_DONE, NodeError, OrchestratorError, UsageError
 from orchestrator.common.hosts import listed
+from orchestrator.common.program import typed
 from orchestrator.common.text import plural
 from orchestrator.config.launch import LaunchArguments, Where, said_by_shell
 from orchestrator.head.commands.machines import nodes as commands
@@ -43,8 +44,8 @@ def init(arguments: LaunchArguments, hosts: Sequence[str], *, yes: bool) -> int:
     config = SshConfig(arguments.where.ssh_config)
     request = resolve(arguments)
     wanted = parse_nodes("\n".join(hosts), "the command line") if hosts else choose(config, asks)
-    typed = {key: value for key, value in arguments.launch.items() if key in machines.OPTIONS}
-    wanted = tuple(replace(node, **typed) for node in wanted)
+    given = {key: value for key, value in arguments.launch.items() if key in machines.OPTIONS}
+    wanted = tuple(replace(node, **given) for node in wanted)
     seen = reach(request, config, wanted, asks)
     output.write_out(machines.MACHINES.fitted(seen, output.terminal().width).text(seen))
     files.replace(path, machines.text_of(seen), 0o644)
@@ -187,17 +188,17 @@ def copy_key(config: SshConfig, node: Node) -> None:
 def give_torch(arguments: LaunchArguments, seen: Sequence[SeenMachine], asks: bool) -> None:
     """Bootstrap the machines where torch is missing, if the user agrees."""
     lacking = [one.node.name for one in seen if not one.facts.torch]
-    typed = shlex.join(["orchestrator", "bootstrap", *PACKAGES])
+    command = shlex.join([*typed("orchestrator"), "bootstrap", *PACKAGES])
     if not lacking:
         return
-    say(f"there is no torch on {listed(lacking)}: {typed} makes an environment with it")
+    say(f"there is no torch on {listed(lacking)}: `{command}` makes an environment with it")
     if not asks or output.agreed("Make it now? It downloads some gigabytes, here."):
         environments.bootstrap(arguments, PACKAGES, name="", find_links=(), index=True)
 
 
 def launch_line(where: Where) -> str:
     """Return the command that launches a script of this directory on the new list."""
-    words = ["master_launch"]
+    words = typed("master_launch")
     for name in ("nodes", "ssh_config"):
         value = getattr(where, name)
         if value is not None and said_by_shell(Where, name) is None:
