@@ -212,7 +212,7 @@ def verify_command(
     strict: bool,
     **params: Any,
 ) -> int:
-    """Test real collectives: their results, their speed, slow nodes."""
+    """Run real collectives: find wrong results and slow nodes."""
     verify = view("verify")
     measurement = verify.Measurement(backend, max_size, seconds)
     return int(verify.verify(arguments_from(params), measurement, strict=strict))
