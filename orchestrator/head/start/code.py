@@ -287,7 +287,10 @@ def report(
     linked = by_value(zip(names, (answer.own for answer in checked), strict=True))
     for own, nodes in linked.items():
         if own:
-            say(f"beside it, from their own {where}: {listed(own)} (on {listed(nodes)})")
+            say(
+                f"beside it, from their own {where}: {listed(own)} (on {listed(nodes)});"
+                " what is written there stays there"
+            )
     if any(answer.installed for answer in checked):
         say(f"{where} is installed in the nodes' Python: ranks import the copy, and not that")
 

@@ -63,8 +63,8 @@ def written(run: RunDir, request: AskJobFiles) -> JobFiles:
     """Return the files written in the job's directories since the job began."""
     spec = run.read_spec()
     roots, since = roots_of(run, spec, request.outputs), began(run, spec)
-    inner = home(), os.path.dirname(experiment(run, spec)), spec.workdir
-    apart = set(map(os.path.realpath, inner))
+    experiments = os.path.dirname(experiment(run, spec))
+    apart = set(map(os.path.realpath, (home(), experiments, spec.workdir)))
     until, found, whole = time.monotonic() + SEARCH_SECONDS, list[OutputFile](), True
     parents = list[OutputFile]()
     for name, root in roots.items():
@@ -142,16 +142,15 @@ class FromMaster(TargetDirectory):
 
 def roots_of(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, str]:
     """Return the directories of a job by the names that are the same on all nodes."""
-    work = spec.workdir
     found = {
-        WORK: work,
+        WORK: spec.workdir,
         OUTPUTS: os.path.join(experiment(run, spec), "outputs"),
         RESUME: resume_dir.make(resume_dir.first_of(run) or run),
     }
-    if whole := snapshot.snapshot_of(Store(), work):
+    if whole := snapshot.snapshot_of(Store(), spec.workdir):
         found[ABOVE] = os.fsdecode(whole)
     for name in outputs:
-        path = os.path.normpath(os.path.join(work, name))
+        path = os.path.normpath(os.path.join(spec.workdir, name))
         if os.path.islink(path) and os.path.isdir(path):
             found[GIVEN + name] = path
     return {name: os.path.realpath(path) for name, path in found.items()}

@@ -83,8 +83,7 @@ def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
         return
     for file in found:
         path = os.path.join(os.fsdecode(above), file.path)
-        inside = path.startswith(os.path.join(whole.workdir, ""))
-        place = whole.workdir if inside else os.fsdecode(above)
+        place = whole.workdir if path.startswith(f"{whole.workdir}/") else os.fsdecode(above)
         name = os.path.relpath(path, place)
         if not any(map(is_hidden, name.split("/"))):
             whole.files.append(file.replace(path=name, place=place))
@@ -95,9 +94,8 @@ def of_path(path: str, base: str) -> OutputFiles:
 
     A named link is followed.
     """
-    home = os.path.expanduser("~")
-    base = os.path.expanduser(base)
-    whole = os.path.join(base if os.path.isdir(base) else home, os.path.expanduser(path))
+    base, home, path = map(os.path.expanduser, (base, "~", path))
+    whole = os.path.join(base if os.path.isdir(base) else home, path)
     root, name = os.path.split(os.path.normpath(whole))
     listing = Listing(root)
     try:
@@ -118,5 +116,5 @@ def read(request: ReadFile) -> FilePiece:
     with files.open_plain(os.path.join(request.place, request.path)) as file:
         if request.changed not in (0, os.fstat(file.fileno()).st_mtime_ns):
             raise ValueError("it changed while it was read: fetch it again")
-        size = min(request.size, PIECE_BYTES)
-        return FilePiece(data=os.pread(file.fileno(), size, request.offset))
+        data = os.pread(file.fileno(), min(request.size, PIECE_BYTES), request.offset)
+    return FilePiece(data=data)

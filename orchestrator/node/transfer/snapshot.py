@@ -27,7 +27,8 @@ from orchestrator.protocol.requests.transfer import OutputFile
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 # Files in snapshots/NAME: its job; its completion, with the directories that ranks search first.
 OWNER, WHOLE = b".run", b".whole"
-# A tree up to this size is copied, so that a job may even write into its files.
+# A tree up to this size is copied. Contents of a larger one are linked, each into one snapshot: a
+# job may write into its files, and the store sees by their times which it has to get again.
 COPIED_BYTES = 16 << 20
 # After this time, a snapshot without a job counts as unused.
 UNUSED_SECONDS = 3600.0
@@ -42,21 +43,21 @@ def make(
 ) -> tuple[bytes, bytes]:
     """Create a snapshot of stored contents; return its directory, and that of its tree.
 
-    Its ranks search the `first` directories below the tree first.
+    No other snapshot has its files. Its ranks search the `first` directories below the tree first.
     """
     if not NAME.fullmatch(name) or not is_inside(os.fsencode(title)):
         raise ValueError(f"not the name of a snapshot: {name!r}, {title!r}")
     place = new_directory(os.path.join(store.snapshots, name.encode()))
     root = os.path.join(place, os.fsencode(title))
     entries, known = list(entries), {place}
-    put = copy if sum(entry.size for entry in entries) <= COPIED_BYTES else link
+    link = sum(entry.size for entry in entries) > COPIED_BYTES
     try:
         make_directories(root, known)
         for entry in entries:
             path = root + b"/" + entry.path
             make_directories(path if entry.kind == DIRECTORY else os.path.dirname(path), known)
             if entry.kind == FILE:
-                put(store.path_of(entry), path, entry)
+                put(store.path_of(entry), path, entry, link=link)
             elif entry.kind == LINK:
                 os.symlink(entry.value, path)
         files.replace(os.fsdecode(os.path.join(place, WHOLE)), "\n".join(first))
@@ -83,29 +84,34 @@ def make_directories(path: bytes, known: set[bytes]) -> None:
         known.add(path)
 
 
-def link(kept: bytes, path: bytes, entry: ManifestEntry) -> None:
-    """Link a content, or copy it if the file system refuses a link."""
+def put(kept: bytes, path: bytes, entry: ManifestEntry, *, link: bool) -> None:
+    """Link a content, or copy it if another snapshot has it; record its use."""
     refuse_changed(kept, entry)
-    try:
-        os.link(kept, path)
-    except OSError:
-        copy(kept, path, entry)
-
-
-def copy(kept: bytes, path: bytes, entry: ManifestEntry) -> None:
+    if link:
+        # The file system may refuse links.
+        with contextlib.suppress(OSError):
+            os.link(kept, path)
+            if os.stat(kept).st_nlink == 2:
+                return
+            os.unlink(path)
+    with open(kept, "rb") as source, open(path, "xb") as target:
+        # Blocks are shared, where the system and the file system can.
+        with contextlib.suppress(AttributeError, OSError):
+            while os.copy_file_range(source.fileno(), target.fileno(), entry.size):
+                pass
+        shutil.copyfileobj(source, target)
+        target.flush()
+        settle(target.fileno(), entry)
+    # This call updates the ctime.
+    os.chmod(kept, entry.mode)
+    # The job to which it is linked may write into it at this moment.
     refuse_changed(kept, entry)
-    shutil.copyfile(kept, path)
-    with open(path, "rb+") as file:
-        settle(file.fileno(), entry)
 
 
 def refuse_changed(kept: bytes, entry: ManifestEntry) -> None:
-    """Refuse a content that is missing or was changed in the store; record its use."""
+    """Raise ValueError for a content that is missing or was changed in the store."""
     if not is_kept(kept, entry):
         raise ValueError(f"{os.fsdecode(entry.path)} has to come again: type the command again")
-    times = os.stat(kept)
-    # This call updates the ctime.
-    os.utime(kept, ns=(times.st_atime_ns, times.st_mtime_ns))
 
 
 # -- what the node has beside it ------------------------------------------------------------------
@@ -174,11 +180,9 @@ def tidy(store: Store, now: float) -> int:
             run, age = owner(entry.path), now - entry.stat().st_mtime
             if run is None:
                 is_over = age > UNUSED_SECONDS
-            elif not os.path.isdir(run.path):
-                is_over = True
             else:
                 ended = age > OLD_SECONDS and run.last(Ended) is not None
-                is_over = ended and not written(entry.path)
+                is_over = not os.path.isdir(run.path) or (ended and not written(entry.path))
             if is_over:
                 freed += remove(entry.path)
     return freed

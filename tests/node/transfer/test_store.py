@@ -133,11 +133,23 @@ def test_tree_is_received_and_checked_out(store: Store, way: str) -> None:
     assert send(ServerSession().of(CodeSession)) == 0
 
 
-def test_job_changes_own_copy_alone(store: Store, session: CodeSession) -> None:
-    first, second = (Path(check_out(session, name).workdir) for name in ("x-0", "y-0"))
-    (first / "a.py").write_text("changed")
-    assert (second / "a.py").read_bytes() == CONTENTS[b"a.py"]
-    assert send(session) == 0
+def test_job_that_writes_into_its_sources_reaches_no_other_and_no_later_job(
+    store: Store, session: CodeSession, way: str
+) -> None:
+    """A node that shares the home, another job that runs, and every job after them."""
+    roots = [Path(check_out(session, name).workdir) for name in ("x", "y", "z")]
+    for root in roots:
+        with (root / "a.py").open("r+b") as file:
+            file.write(b"PRINT")
+        (root / "pkg/b.py").chmod(0o600)
+    for root in roots:
+        (root / "same").write_bytes(b"")
+    assert [(root / "a.py").read_bytes() for root in roots] == [b"PRINT(1)\n"] * 3
+    # Contents that a job was linked to are sent again.
+    assert send(session) == (2 if way == "linked" else 0)
+    root = Path(check_out(session, "later").workdir)
+    for path, content in CONTENTS.items():
+        assert (root / os.fsdecode(path)).read_bytes() == content
 
 
 @pytest.mark.parametrize("how", ["longer", "other content", "other mode"])
