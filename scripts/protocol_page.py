@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import typing
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ def requests() -> list[str]:
     return lines
 
 
-def table(head: str, kinds: list[tuple[str, type[Message]]], without: type[Message]) -> list[str]:
+def table(
+    head: str, kinds: Sequence[tuple[str, type[Message]]], without: type[Message]
+) -> list[str]:
     rows = [f"| {name} | {fields(kind, without)} | {first_line(kind)} |" for name, kind in kinds]
     return [f"| {head} | with | says |", "|---|---|---|", *rows]
 

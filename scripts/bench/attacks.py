@@ -352,7 +352,7 @@ def nodes_of_ipv6_alone(ground: Ground) -> Answer:
     with ground.head(2, ipv6=True) as head:
         lines = [
             f"Host {name}\n    HostName {address}\n    HostKeyAlias {address}\n"
-            for name, address in zip(head.cluster.hostnames, head.cluster.addresses, strict=True)
+            for name, address in zip(("host0", "host1"), head.cluster.addresses, strict=True)
         ]
         config = head.cluster.ssh_config
         config.write_text("".join(lines) + config.read_text())

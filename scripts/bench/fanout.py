@@ -140,7 +140,7 @@ def as_head(node_list: str, rounds: str) -> None:
 
     taken = []
     started = time.perf_counter()
-    found = fleet.everywhere(nodes, lambda node: true(ssh.connect(ssh.config.of_node(node))))
+    found = fleet.everywhere(nodes, lambda node: true(ssh.connect(node)))
     connections = failures.all_or_table(nodes, found, "")
     taken.append(time.perf_counter() - started)
     for _ in range(int(rounds) - 1):

@@ -113,7 +113,7 @@ def sharded() -> Iterator[None]:
         row = dist.device_mesh.init_device_mesh(DEVICE.type, (everyone.world,))
         return mesh.Mesh(config.fsdp.sharding_strategy, 1, row)
 
-    mesh.make = made
+    mesh.make = made  # type: ignore[assignment]
     try:
         yield
     finally:
@@ -208,7 +208,7 @@ def staging(place: Path) -> Seen:
         seen.update(mesh.local_tensor(value).device.type for value in state.values())
         write(self, step, state, *more)
 
-    checkpoint.Checkpoints._write = watched  # type: ignore[method-assign]
+    checkpoint.Checkpoints._write = watched  # type: ignore[assignment, method-assign]
     made.train(DataLoader(data(), 32), epochs=3, save_to=place, save_every="4 steps", verbose=False)
     grown = (peak() - before) * 1e6 / weights
     return Seen(f"{grown:.2f} bytes, written from {', '.join(seen)}", grown < 1 and seen == {"cpu"})

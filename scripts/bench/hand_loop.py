@@ -18,6 +18,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from orchestrator.config import load
 from orchestrator.engine.models.build import build, initialise
+from orchestrator.engine.models.decoder import Decoder
 
 
 def main() -> None:
@@ -35,6 +36,7 @@ def main() -> None:
     low = torch.bfloat16 if training.mixed_precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
     model = build(config)
+    assert isinstance(model, Decoder)
     if config.compile.enabled:
         for block in model.blocks:
             block.compile()

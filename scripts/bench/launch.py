@@ -181,7 +181,9 @@ def by_hand(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]
 
 
 def limit(python: Path, cluster: Cluster, ranks: int, out: Path) -> list[Word]:
-    there = [[python, "-c", IMPORT, str(ranks), out / f"node_{i}"] for i in range(cluster.size)]
+    there: list[list[Word]] = [
+        [python, "-c", IMPORT, str(ranks), out / f"node_{i}"] for i in range(cluster.size)
+    ]
     return all_at_once(cluster, out, there)
 
 

@@ -25,14 +25,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 # Avoids a page of warnings about names.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from ground import machine, progress, require_own_network, show, table
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent, WorkerSpec
-from torch.distributed.elastic.rendezvous import RendezvousParameters, registry
+from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousParameters, registry
 
 from orchestrator.node.job.ranks import fast_torchrun
 
@@ -237,17 +237,15 @@ def spec(node: int, about: Meeting) -> WorkerSpec:
     )
     if backend == "c10d":
         parameters.config["is_host"] = node == 0
-    spec = WorkerSpec(
+    return WorkerSpec(
         role="default",
         local_world_size=1,
         entrypoint="true",
         max_restarts=0,
-        rdzv_handler=None,
+        rdzv_handler=cast("RendezvousHandler", Later(parameters)),
         master_addr=master[0],
         master_port=master[1],
     )
-    spec.rdzv_handler = Later(parameters)
-    return spec
 
 
 class Later:

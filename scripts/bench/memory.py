@@ -186,7 +186,7 @@ def measured(
         shutil.rmtree(disk, ignore_errors=True)
     pairs = itertools.pairwise(begun[FIRST:])
     return [
-        Seconds(*(b - a for a, b in zip(one[:3], other[:3], strict=True)), held)
+        Seconds(other.wall - one.wall, other.own - one.own, other.threads - one.threads, held)
         for one, other in pairs
     ]
 

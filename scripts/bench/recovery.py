@@ -134,7 +134,7 @@ def main() -> None:
             blows += trial.blows
             kinds = [*trial.left, *kinds]
     print(summary(blows, ends, options.seed))
-    sys.exit(any(one.wrong for one in (*blows, *ends)))
+    sys.exit(any([one.wrong for one in blows] + [one.wrong for one in ends]))
 
 
 def order(chance: random.Random, count: int, only: Sequence[str] | None) -> list[str]:

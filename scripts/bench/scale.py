@@ -66,6 +66,10 @@ class Hosts(local.LoopbackCluster):
         self.work = self.directory / "work"
         self.work.mkdir(parents=True)
 
+    def __enter__(self) -> Hosts:
+        super().__enter__()
+        return self
+
     def environment(self, node: local.LoopbackNode) -> dict[str, str]:
         return super().environment(self.nodes[0])
 

@@ -19,7 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from tests.clusters.slurm import Slurm, free_ports  # noqa: E402
+from tests.clusters.slurm import Slurm  # noqa: E402
+from tests.free_ports import free_ports  # noqa: E402
 
 BIN = Path(sys.executable).parent
 SCRIPT = ROOT / "scripts/bench/first_all_reduce.py"

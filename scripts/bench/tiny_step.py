@@ -48,7 +48,7 @@ class Tiny(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         began.append(time.perf_counter() if DEVICE == "cuda" else time.process_time())
-        result: Tensor = super().forward(x)
+        result: Tensor = super().forward(x)  # type: ignore[no-untyped-call]
         return result
 
 

@@ -112,7 +112,7 @@ def loader(repeat: int, _place: Path) -> dict[str, dict[str, tuple[float, float]
 
 def plain_batches(size: int, workers: int) -> Iterator[Any]:
     dataset = Pictures(size)
-    sampler = DistributedSampler(dataset) if dist.get_world_size() > 1 else None
+    sampler: Any = DistributedSampler(dataset) if dist.get_world_size() > 1 else None
     yield from DataLoader(
         dataset, BATCH, shuffle=sampler is None, sampler=sampler, num_workers=workers
     )

@@ -156,14 +156,8 @@ def top(hosts: int, seconds: float = 30.0) -> None:
 
     with tempfile.TemporaryDirectory() as name, LoopbackCluster(hosts, Path(name)) as cluster:
         own = [sys.executable, "-m", "orchestrator", "top", "--every", "1"]
-        own += [
-            "--nodes",
-            cluster.node_list,
-            "--ssh-config",
-            cluster.ssh_config,
-            "--experiments",
-            name,
-        ]
+        own += ["--nodes", str(cluster.node_list), "--ssh-config", str(cluster.ssh_config)]
+        own += ["--experiments", name]
         load, begin = os.getloadavg()[0], time.perf_counter()
         pid, terminal = pty.fork()
         if not pid:

@@ -27,13 +27,15 @@ args = parser.parse_args()
 info = setup_distributed()
 rank, world_size, device = info["rank"], info["world_size"], torch.device(info["device"])
 torch.manual_seed(0)
-model = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
+model: nn.Module = nn.Sequential(nn.Linear(10, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
 if world_size > 1:
     model = DDP(model, device_ids=[device] if device.type == "cuda" else None)
 optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
 inputs = torch.randn(1024, 10)
 dataset = TensorDataset(inputs, inputs.sum(1, keepdim=True))
-sampler = DistributedSampler(dataset, num_replicas=world_size, rank=rank)
+sampler: DistributedSampler[tuple[torch.Tensor, ...]] = DistributedSampler(
+    dataset, num_replicas=world_size, rank=rank
+)
 loader = DataLoader(dataset, batch_size=args.batch_size, sampler=sampler)
 
 if rank == 0:

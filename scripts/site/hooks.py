@@ -61,7 +61,7 @@ def commands() -> str:
     lines[-2] += " `orchestrator emergency-stop`."
     common = [row for row, count in Counter(options()).items() if count >= MANY]
     lines += [f"## {COMMON}", "", *table("option", common)]
-    for heading, names in cli.headings.items():  # type: ignore[attr-defined]
+    for heading, names in cli.headings.items():
         lines += [f"## {heading}", ""]
         for name in names:
             lines += command(f"orchestrator {name}", cli.commands[name], 3, common)
@@ -101,7 +101,7 @@ def command(name: str, what: click.Command, level: int, common: Sequence[Row]) -
             yield from command(f"{name} {inner}", what.commands[inner], level + 1, common)
         return
     groups: dict[str, list[Row]] = {}
-    shared = []
+    shared: list[Row] = []
     for group, row in rows(what, context):
         (shared if row in common else groups.setdefault(group, [])).append(row)
     for group, own in groups.items():
