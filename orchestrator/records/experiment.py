@@ -419,17 +419,12 @@ class Experiment:
     @property
     def followed(self) -> bool:
         """Return True if a head follows this job now."""
-        try:
-            fd = os.open(self.path / ".head", os.O_RDONLY)
-        except OSError:
-            # No head ever followed it, or the lock belongs to another login.
-            return False
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return not is_of_another_login(fd)
-        finally:
-            os.close(fd)
+        # No head ever followed it, or the lock belongs to another login.
+        with contextlib.suppress(OSError), files.open_plain(self.path / ".head") as file:
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return not is_of_another_login(file.fileno())
         return False
 
     def hold(self, name: str) -> bool:

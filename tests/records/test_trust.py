@@ -197,11 +197,15 @@ def test_log_is_not_written_through_link(launched: Experiment, tmp_path: Path, k
     assert not (tmp_path / "new").exists()
 
 
-def test_lock_is_not_taken_through_link(launched: Experiment, tmp_path: Path) -> None:
-    (launched.path / ".head").symlink_to(tmp_path / "new")
+def test_lock_is_a_plain_file(launched: Experiment, tmp_path: Path) -> None:
+    head = launched.path / ".head"
+    head.symlink_to(tmp_path / "new")
     with pytest.raises(UsageError, match="cannot be followed from here"):
         launched.lock()
     assert not (tmp_path / "new").exists()
+    head.unlink()
+    os.mkfifo(head)
+    assert not launched.followed
 
 
 @pytest.mark.parametrize("address", ["../../x", "a/b", "\x1b]0;", "..", "10.0.0.1\n"])
