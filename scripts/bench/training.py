@@ -123,7 +123,7 @@ def trainers_batches(size: int, workers: int) -> Iterator[Any]:
     model = nn.Linear(1, 1)
     trainer = Trainer(model, torch.optim.SGD(model.parameters()), functional.mse_loss)
     given = DataLoader(Pictures(size), BATCH, shuffle=True, num_workers=workers)
-    yield from trainer._shared(given, "train_loader").epoch(0)
+    yield from trainer._training._shared(given, "train_loader").epoch(0)
 
 
 def speed(batches: Iterator[Any]) -> tuple[float, float]:
