@@ -18,7 +18,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,9 +42,11 @@ from orchestrator.engine.saving.nodes import writers
 from orchestrator.engine.saving.ownership import TrainingRun, is_of
 from orchestrator.engine.saving.reader import METADATA
 from orchestrator.engine.saving.writer import (
+    MOST_PARTS,
     StagedPlanner,
     Trouble,
     Writer,
+    spread,
     trouble_of,
 )
 from orchestrator.engine.sharding.mesh import local_tensor
@@ -81,10 +84,9 @@ class Checkpoints:
             directory, self.token, ranks, self.purpose, node_holds_all=node_holds_all
         )
         self.thread: threading.Thread | None = None
-        # The thread of a save sets its messages, and its step, bytes and seconds.
-        self.written = self.problem = ""
-        self.this_save = (0, 0, 0.0)
-        # Step, bytes and seconds of all saves that were reported.
+        # The thread of a save sets its step, bytes and seconds, or why it failed.
+        self.this_save: tuple[int, int, float] | None = None
+        # The same of all saves that were reported.
         self.saved: list[tuple[int, int, float]] = []
         # The number of saves in a row that have failed.
         self.in_a_row = 0
@@ -104,10 +106,10 @@ class Checkpoints:
         self.run = run
         self.mirror: Mirror | None = None
         self._open()
-        mirrors = self.writers.publishes and (self.writers.apart or ranks.rank == 0)
-        if config.mirror and mirrors:
+        apart = self.writers.apart
+        if config.mirror and self.writers.publishes and (apart or ranks.rank == 0):
             self.mirror = Mirror(config.mirror, config.keep, functools.partial(is_of, run))
-        if self.writers.apart and not self.in_memory:
+        if apart and not self.in_memory:
             say(
                 "the nodes share no disk: each keeps its own part of every checkpoint, which is on"
                 f" {plural(config.copies, 'node')} (checkpoint.copies)"
@@ -115,18 +117,17 @@ class Checkpoints:
 
     def _open(self) -> None:
         """Lock the directory, remove what a crash has left, and look for earlier checkpoints."""
-        directory = self.directory
-        self.locks = self.writers.publishes and not ownership.is_locked(directory)
-        if not all(gather(not self.locks or ownership.lock(directory))):
+        self.locks = self.writers.publishes and not ownership.is_locked(self.directory)
+        if not all(gather(not self.locks or ownership.lock(self.directory))):
             self.close()
             raise CheckFailed(
-                f"{directory} is in use: another program saves its checkpoints there",
+                f"{self.directory} is in use: another program saves its checkpoints there",
                 "save_to= (checkpoint.directory) names another directory",
             )
         if self.locks:
             # Without the lock, another store of this process may be writing.
-            checkpoint_store.clean(directory, self.token)
-        here = checkpoint_store.every(directory) if self.writers.publishes else []
+            checkpoint_store.clean(self.directory, self.token)
+        here = checkpoint_store.every(self.directory) if self.writers.publishes else []
         self.latest = max(gather(max((each.created for each in here), default=0.0)))
         own = (each for each in here if is_of(self.run, each.progress))
         self.newest = max((each.step for each in own if each.complete or each.part), default=None)
@@ -183,9 +184,18 @@ class Checkpoints:
             if before is None or (before.shape, before.dtype) != (value.shape, value.dtype):
                 pinned = value.device.type == "cuda"
                 self.staged[name] = torch.empty_like(value, device="cpu", pin_memory=pinned)
-            self.staged[name].copy_(value, non_blocking=True)
+
+        def copy(names: Iterable[str]) -> None:
+            for name in names:
+                self.staged[name].copy_(values[name], non_blocking=True)
+
         if torch.cuda.is_available():
+            # The stream of this thread orders the copies after the step.
+            copy(values)
             torch.cuda.current_stream().synchronize()
+        else:
+            with ThreadPoolExecutor(MOST_PARTS) as pool:
+                list(pool.map(copy, spread(values, lambda name: values[name].nbytes)))
         return dict(self.staged)
 
     def poll(self) -> None:
@@ -199,17 +209,21 @@ class Checkpoints:
             return ""
         self.thread.join()
         self.thread = None
-        problem = self.problem
-        self.failed = self.reason if problem else ""
+        self.failed, self.reason = self.reason, ""
+        problem = f"step {self.last_saved}: {self.failed}" if self.failed else ""
         self._report(problem)
-        self.problem = self.written = self.unprotected = ""
+        self.this_save, self.unprotected = None, ""
         return problem
 
     def _report(self, problem: str) -> None:
         if problem:
             self._warn(problem)
-        elif self.written:
-            self.say(f"{self.written}; training waited {self.stalled * 1e3:,.0f} ms")
+        elif self.this_save:
+            step, size, seconds = self.this_save
+            self.say(
+                f"saved step {step}: {text.size(size)} in {seconds:.2f} s; training waited"
+                f" {self.stalled * 1e3:,.0f} ms"
+            )
             self.saved.append(self.this_save)
         if self.unprotected:
             self.say(f"WARNING: {self.unprotected}")
@@ -279,20 +293,17 @@ class Checkpoints:
             troubles = gather(trouble, group)
         except RuntimeError:
             # The training ends because of that.
-            self.reason = self.problem = "another rank is gone"
+            self.reason = "another rank is gone"
             return
         if any(each.text for each in troubles):
             self.in_a_row += 1
             if self.writers.publishes:
                 checkpoint_store.discard(directory, step)
             self._blame(troubles)
-            self.problem = f"step {step}: {self.reason}"
             return
         self.in_a_row, self.newest = 0, step
-        seconds = time.perf_counter() - began
         size = sum(record.size for record in files.values())
-        self.this_save = step, size, seconds
-        self.written = f"saved step {step}: {text.size(size)} in {seconds:.2f} s"
+        self.this_save = step, size, time.perf_counter() - began
 
     def _blame(self, troubles: Sequence[Trouble]) -> None:
         """Set the culprit and the reason: the first rank with a fault of its own, if any."""
@@ -309,7 +320,8 @@ class Checkpoints:
         ranks, group = self.ranks, self.writers.group
         final = checkpoint_store.final(self.directory, step)
         records = gather(writer.fs.records, group)
-        files = {name: record for own in records for name, record in own.items()}
+        # Sorted, because files that are written at the same time end in any order.
+        files = dict(sorted(item for own in records for item in own.items()))
         hosts = {}
         if self.writers.apart:
             hosts = {n: ranks.nodes[nodes.writer_of(n)][1] for n in files if n != METADATA}
@@ -392,7 +404,5 @@ def tell_supervisor(ranks: Ranks, cause: str, who: int, step: int, text: str) ->
     # The supervisor may be gone.
     with contextlib.suppress(OSError):
         pipe = os.open(Path(run, "reports"), os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            os.write(pipe, json.dumps(line).encode("ascii") + b"\n")
-        finally:
-            os.close(pipe)
+        with os.fdopen(pipe, "wb", buffering=0) as reports:
+            reports.write(json.dumps(line).encode("ascii") + b"\n")

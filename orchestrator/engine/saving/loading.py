@@ -143,8 +143,8 @@ class Loading:
             if self.ranks.rank == self.ranks.neighbours[0]:
                 shutil.rmtree(self.brought, ignore_errors=True)
         if loaded is None:
-            shortage = f"{self.candidate.shortage()} on the nodes of this job"
-            self.target.say(f"WARNING: {self.problem or shortage}; trying the one before it")
+            problem = self.problem or f"{self.candidate.shortage()} on the nodes of this job"
+            self.target.say(f"WARNING: {problem}; trying the one before it")
             return None
         self.target.auxiliary.restore(loaded.progress["stepper"])
         self._say_loaded(loaded, time.perf_counter() - began)
@@ -172,18 +172,17 @@ class Loading:
 
     def _verified_and_read(self, state: Mapping[str, Tensor], needed: set[str]) -> bool:
         """Fill the state, while threads verify the files. Return False if one is damaged."""
-        self.begun, problem = True, None
+        self.begun = True
         with ThreadPoolExecutor(THREADS) as pool:
             sums = pool.map(self._damage_of, self._to_verify(needed))
             try:
                 self._read(lambda path: reader.load_into(state, path))
-            except CheckFailed as error:
-                problem = error
-        if self._is_damaged(sums):
-            return False
-        if problem is not None:
-            raise problem
-        return True
+            except CheckFailed:
+                # Damage explains why it cannot be read.
+                if not self._is_damaged(sums):
+                    raise
+                return False
+            return not self._is_damaged(sums)
 
     def _needed(self, state: Mapping[str, Tensor], metadata: Metadata) -> set[str]:
         names = reader.files_for(state, metadata)
@@ -232,8 +231,8 @@ class Loading:
             )
             for at, each in enumerate(deliveries)
         ]
-        size = sum(each.record.size for each in deliveries if each.target == self.node)
-        if self._is_skipped(self._prepare(size)):
+        to_here = (each.record.size for each in deliveries if each.target == self.node)
+        if self._is_skipped(self._prepare(sum(to_here))):
             return False
         problems = nodes.carry(
             between_ranks,

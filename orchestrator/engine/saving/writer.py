@@ -7,37 +7,47 @@ import io
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.futures import Future
 
 from orchestrator.engine.saving.reader import first_cause
 from orchestrator.records.checkpoint_manifest import FileRecord
 
+T = TypeVar("T")
 # ALIKE marks the name of the file with values that all ranks have alike, CHANGING that of the rest.
 CHANGING = ""
 ALIKE = "alike_"
-# The size of the pieces that are copied for the hashing thread.
-PIECE_BYTES = 4 << 20
-# Shorter pieces are hashed by the writing thread. torch writes some 40 of a few bytes for each
-# tensor, and a switch to another thread takes longer than to hash one.
+# A part of a state takes at least PART_BYTES, and a rank has at most MOST_PARTS.
+MOST_PARTS = 4
+PART_BYTES = 64 << 20
+# Collects the short writes of torch, some 40 for each tensor. Longer ones go past it.
+BUFFER_BYTES = 1 << 20
+# Shorter writes are hashed at once: a switch to another thread takes longer.
 SHORT_BYTES = 64 << 10
 # torch 2.8 and 2.9 emit this warning at each rank's first checkpoint. The filter is permanent,
 # because catch_warnings() in the writing thread would affect the warnings of other threads.
 warnings.filterwarnings(
     "ignore", "TypedStorage is deprecated", UserWarning, re.escape(FileSystemWriter.__module__)
 )
+
+
+def spread(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
+    """Divide items into a few parts of about as many bytes, for a thread each."""
+    ordered = sorted(items, key=size, reverse=True)
+    count = min(MOST_PARTS, len(ordered), 1 + sum(map(size, ordered)) // PART_BYTES)
+    return [ordered[first::count] for first in range(count)]
 
 
 class StagedPlanner(DefaultSavePlanner):
@@ -52,40 +62,28 @@ class StagedPlanner(DefaultSavePlanner):
 
 
 class SummedFile(io.FileIO):
-    """A new file, whose sha256 a thread computes while torch prepares and writes the next piece."""
+    """A new file. A thread computes the sha256 of what this one writes, at the same time."""
 
     def __init__(self, path: Path, pool: ThreadPoolExecutor) -> None:
         super().__init__(path, "w")
         self.pool, self.sum, self.size = pool, sha256(), 0
-        # The pending hash update of the previous piece.
-        self.summed = pool.submit(self.sum.update, b"")
         # Kept here, because torch replaces it by another error.
         self.problem: OSError | None = None
 
     def write(self, data: Any) -> int:
-        whole = memoryview(data).cast("B")
-        for start in range(0, len(whole), PIECE_BYTES):
-            piece = bytes(whole[start : start + PIECE_BYTES])
-            self.summed.result()
-            if len(piece) < SHORT_BYTES:
-                self.sum.update(piece)
-            else:
-                self.summed = self.pool.submit(self.sum.update, piece)
-            self._write_all(memoryview(piece))
-        self.size += len(whole)
-        return len(whole)
-
-    def _write_all(self, rest: memoryview) -> None:
+        rest, size = memoryview(data), len(data)
+        summed = self.pool.submit(self.sum.update, rest) if size > SHORT_BYTES else None
         try:
             while rest:
                 rest = rest[super().write(rest) :]
         except OSError as error:
             self.problem = error
             raise
-
-    def record(self) -> FileRecord:
-        self.summed.result()
-        return FileRecord(self.size, self.sum.hexdigest())
+        finally:
+            # The memory is torch's, and may be freed after this call.
+            self.sum.update(data) if summed is None else summed.result()
+        self.size += size
+        return size
 
 
 class SummingFileSystem(FileSystem):
@@ -96,16 +94,20 @@ class SummingFileSystem(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        with ThreadPoolExecutor(1) as pool, SummedFile(Path(path), pool) as stream:
+        with ThreadPoolExecutor(1) as pool, SummedFile(Path(path), pool) as file:
+            stream = io.BufferedWriter(file, BUFFER_BYTES)
             try:
                 yield stream
             except RuntimeError as error:
-                raise stream.problem or error from None
-            self.records[Path(path).name] = stream.record()
-
-    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        super().rename(path, new_path)
-        self.records[Path(new_path).name] = self.records.pop(Path(path).name)
+                raise file.problem or error from None
+            if not stream.closed:
+                # torch syncs `.metadata` while its end is still in the buffer.
+                stream.flush()
+                os.fsync(file.fileno())
+            # torch renames `.metadata.tmp` afterwards.
+            self.records[Path(path).name.removesuffix(".tmp")] = FileRecord(
+                file.size, file.sum.hexdigest()
+            )
 
 
 class Writer(FileSystemWriter):
@@ -120,20 +122,34 @@ class Writer(FileSystemWriter):
         self.directory, self.apart = path, apart
         self.fs: SummingFileSystem = SummingFileSystem()
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[Any]]:
-        results: list[Any] = []
+    def write_data(self, plan: SavePlan, planner: Any) -> Future[list[Any]]:
+        """Write the parts into files of their own, at the same time."""
+        parts, written = [], Future[list[Any]]()
         for word, alike in ((CHANGING, False), (ALIKE, True)):
-            items = [
+            items = (
                 item
                 for item in plan.items
                 if alike == (self.apart and item.type != WriteItemType.SHARD)
-            ]
-            prefix = type(plan.storage_data)(plan.storage_data.prefix + word)
-            part = dataclasses.replace(plan, items=items, storage_data=prefix)
-            results += super().write_data(part, planner).wait() if items else []
-        done: Future[list[Any]] = Future()
-        done.set_result(results)
-        return done
+            )
+            for number, some in enumerate(
+                spread(items, lambda item: planner.resolve_data(item).nbytes)
+            ):
+                name = f"{plan.storage_data.prefix}{word}{f'{number}_' if number else ''}"
+                parts.append(
+                    dataclasses.replace(
+                        plan, items=some, storage_data=type(plan.storage_data)(name)
+                    )
+                )
+        write = super().write_data
+        with ThreadPoolExecutor(2 * MOST_PARTS) as pool:
+            written.set_result(
+                [
+                    result
+                    for results in pool.map(lambda part: write(part, planner).wait(), parts)
+                    for result in results
+                ]
+            )
+        return written
 
 
 # -- why a save failed -----------------------------------------------------------------------------

@@ -15,8 +15,10 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.engine.saving import writer
 from orchestrator.engine.saving.reader import METADATA, load_into, metadata_of, misfit
 from orchestrator.records import checkpoint_store
+from orchestrator.records.checkpoint_manifest import digest
 from tests.records.test_checkpoint_store import publish
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
@@ -37,9 +39,20 @@ def saved(directory: Path, **state: Any) -> Path:
     return directory
 
 
-def test_every_dtype_is_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["torch", "us"])
+def test_every_dtype_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """Of a file of torch's, and of several files of ours, whose checksums are right."""
     state = {str(kind): torch.ones(3, 2).to(kind) for kind in KINDS}
-    saved(tmp_path / "step", **state)
+    if by == "torch":
+        saved(tmp_path / "step", **state)
+    else:
+        state["long"] = torch.arange(3 * writer.BUFFER_BYTES, dtype=torch.uint8)
+        monkeypatch.setattr(writer, "PART_BYTES", 1)
+        ours = writer.Writer(tmp_path / "step", apart=False)
+        save(state, storage_writer=ours, planner=writer.StagedPlanner(state, lowest=False))
+        files = {path.name: path for path in (tmp_path / "step").iterdir()}
+        assert len(files) == writer.MOST_PARTS + 1
+        assert ours.fs.records == {name: digest(path) for name, path in files.items()}
     found = {name: torch.zeros_like(value) for name, value in state.items()}
     assert not misfit(found, metadata_of(tmp_path / "step"))
     load_into(found, tmp_path / "step")
