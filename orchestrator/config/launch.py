@@ -275,6 +275,16 @@ class Launch:
         most=LONGEST_WAIT_SECONDS,
         metavar="SECONDS",
     )
+    memory_floor: float | None = option(
+        None,
+        "End the rank that grew when a node has less free memory than this, before the kernel does"
+        " or the machine stands still; 0 never does.",
+        FAILURE,
+        commands=KEY_ONLY,
+        shown="2% of the node, 1 to 4 GB, less on a small or full one",
+        least=0,
+        metavar="GB",
+    )
     max_restarts: int = option(
         0,
         "Start the job again, at most N times, after a failure that may pass: a lost node, a killed"

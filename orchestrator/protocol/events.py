@@ -208,6 +208,8 @@ class RankEnded(RankEvent, event="rank_ended"):
     asked: str = ""
     oom_kills: int = 0
     shm_full: bool = False
+    # Why the supervisor killed it before memory ran out.
+    memory: str = ""
     # Messages of the GPU driver in the kernel's log.
     driver: tuple[str, ...] = ()
 

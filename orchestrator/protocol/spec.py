@@ -102,6 +102,8 @@ class Spec(Placement):
     secrets: tuple[str, ...] = ()
     # The login's umask, for the ranks; -1 keeps that of the supervisor.
     umask: int = -1
+    # The least free memory in GB; None for the default, 0 for any.
+    memory_floor: Optional[float] = None
     # The version of the supervisor.
     version: Version = Version()
     # Changes to torchrun's variables for the ranks: slurm adds, own removes.

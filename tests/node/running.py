@@ -123,7 +123,9 @@ class Job:
             "target": target,
         }
 
-    def start(self, spec: dict[str, Any], files: tuple[int, ...] = ()) -> Job:
+    def start(
+        self, spec: dict[str, Any], files: tuple[int, ...] = (), group: Path | None = None
+    ) -> Job:
         self.run.create()
         self.run.write_spec(spec_of(spec))
         self.process = subprocess.Popen(
@@ -132,6 +134,7 @@ class Job:
             stdout=subprocess.PIPE,
             start_new_session=True,
             pass_fds=files,
+            preexec_fn=group and (lambda: group.write_text(str(os.getpid()))),  # noqa: PLW1509
         )
         assert self.process.stdout is not None
         said = self.process.stdout.readline()

@@ -21,6 +21,11 @@ KINDS = {
         "use smaller batches, fewer DataLoader workers or fewer ranks on that node; `free -g` and"
         " the limits of its container or `ulimit -v` show what there is",
     ),
+    "memory_floor": (
+        "the node was running out of memory",
+        "use smaller batches, fewer DataLoader workers or fewer ranks on that node; `orchestrator"
+        " report` shows its memory over time; --set launch.memory_floor=GB changes the limit",
+    ),
     "gpu_out_of_memory": (
         "out of memory on the GPU",
         "use smaller batches with more gradient accumulation, activation checkpointing or more"

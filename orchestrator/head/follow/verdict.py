@@ -72,7 +72,7 @@ class Failure(Cause):
     def certain(self) -> bool:
         """Return True for SIGKILL to a rank: no failure elsewhere can cause it."""
         killed = self.kind in ("signal", "out_of_memory") and "(SIGKILL)" in self.message
-        return self.rank is not None and killed
+        return self.rank is not None and (killed or self.kind == "memory_floor")
 
     @property
     def distance(self) -> int:
@@ -190,7 +190,9 @@ def described(kind: str, text: str, trace: str) -> str:
 def _of_signal(begun: Failure, event: RankEnded, number: int) -> Failure:
     name, output = signal_name(number), OF_A_RANK.sub("", event.said)
     message, kind, evidence = f"killed by signal {number} ({name})", "signal", ""
-    if name == "SIGKILL" and event.oom_kills:
+    if event.memory:
+        kind, message = "memory_floor", event.memory
+    elif name == "SIGKILL" and event.oom_kills:
         kind = "out_of_memory"
         peak = f" (its peak was {event.peak_kb / 2**20:.1f} GiB)" if event.peak_kb else ""
         message += f": the kernel's out-of-memory killer was at work on this node{peak}"

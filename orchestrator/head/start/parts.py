@@ -163,6 +163,7 @@ def part(request: LaunchRequest, plan: Plan, node: NodePlan, place: Placement) -
         attached=not request.detached,
         grace=launch.grace,
         patience=patience(launch),
+        memory_floor=launch.memory_floor,
     )
 
 

@@ -34,6 +34,7 @@ from orchestrator.node.job.part.job_log import (
     open_fifo,
 )
 from orchestrator.node.job.part.local_ranks import LocalRanks
+from orchestrator.node.job.part.memory import MemoryGuard
 from orchestrator.node.job.part.oom_evidence import Evidence, last_words
 from orchestrator.node.job.part.part_end import (
     SWEEP_SECONDS,
@@ -90,6 +91,7 @@ class Supervisor:
         # Name by PID of the processes that lived when the end began.
         self.lived: dict[int, str] = {}
         self.sampler = SamplerProcess(run)
+        self.memory = MemoryGuard(self.spec.memory_floor)
 
     # -- start -------------------------------------------------------------------------------
 
@@ -178,7 +180,7 @@ class Supervisor:
         self.finish()
 
     def turn(self) -> None:
-        waits = (self.outputs.flush(), self.lease.turn(), self.sample())
+        waits = (self.outputs.flush(), self.lease.turn(), self.sample(), self.guard_memory())
         sweeping = self.end.phase is Phase.SWEEPING
         due = SWEEPING_TURN_SECONDS if sweeping else self.end.wait(time.monotonic())
         for key, _ in self.selector.select(min(*waits, due)):
@@ -198,6 +200,18 @@ class Supervisor:
         if reading is not None:
             self.watch(reading, lambda: self.read_sampler(reading))
         return self.sampler.wait
+
+    def guard_memory(self) -> float:
+        """End the rank that grew before memory runs out; return the seconds until the next look."""
+        if self.end.asked or any(rank.memory for rank in self.ranks.known.values()):
+            return float("inf")
+        if runaway := self.memory.look(self.ranks.pids):
+            rank, own, why = runaway
+            self.system.line("rank %d is %s", rank, why)
+            self.ranks.known[rank].memory = why
+            for process in own:
+                processes.send(process, signal.SIGKILL)
+        return max(0.0, self.memory.due - time.monotonic())
 
     def read_sampler(self, fd: int) -> None:
         """Copy the sampler's messages into the log."""

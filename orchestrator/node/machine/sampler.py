@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from orchestrator.common import files
 from orchestrator.common.text import size
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.node.machine import amd, nvidia, sysfs
+from orchestrator.node.machine import amd, compile_caches, nvidia, sysfs
 from orchestrator.node.machine.disks import SHM, mount_point
 from orchestrator.protocol.spec import Spec
 
@@ -125,6 +125,7 @@ def main(job: str, node: str) -> None:
     if not os.path.isdir(os.path.join(experiment, "outputs")):
         # The job has no outputs, for example if it was started by hand.
         return
+    compile_caches.prune(time.time())
     # The supervisor is gone.
     with contextlib.suppress(BrokenPipeError):
         Sampler(spec).go_on()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.processes import OPTIONS
 from orchestrator.node.job.run_directory import RunDir, machine
+from orchestrator.node.machine import compile_caches
 from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession
 from orchestrator.node.start.claims import Claims
@@ -47,7 +48,8 @@ def start(session: ServerSession, spec: Spec) -> StartedHere:
             "ORCHESTRATOR_FIRST_WORLD_SIZE": str(spec.attempt.ranks),
         }
     claims = session.of(Claims)
-    env = {**there.env, **attempt, **claims.environment(spec)}
+    caches = compile_caches.environment(there, os.environ)
+    env = {**there.env, **attempt, **claims.environment(spec), **caches}
     there = there.replace(env=env, claim=claims.place)
     ports = session.of(Ports)
     if ports.peers:

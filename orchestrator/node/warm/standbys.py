@@ -44,7 +44,8 @@ FORGOTTEN_SECONDS = 86400.0
 # These differ for each login and each job; no import of torch depends on them.
 OF_A_LAUNCH = re.compile(
     r"ORCHESTRATOR_.*|SSH_.*|XDG_SESSION_.*|KRB5CCNAME|PWD|OLDPWD|SHLVL|_"
-    r"|NODE_RANK|NODE_IP|NNODES|NPROC_PER_NODE|MASTER_ADDR|MASTER_PORT"
+    r"|NODE_RANK|NODE_IP|NNODES|NPROC_PER_NODE|MASTER_ADDR|MASTER_PORT|TORCHINDUCTOR_CACHE_DIR"
+    r"|TRITON_CACHE_DIR"
 )
 NAMESPACES = ("mnt", "pid", "net", "user", "ipc", "uts")
 # Lines of /proc/self/status that a process inherits.

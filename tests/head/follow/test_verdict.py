@@ -264,6 +264,7 @@ Current thread 0x00007f0 (most recent call first):
     [
         ({"code": -9, "oom_kills": 1, "peak_kb": 3 << 20}, "out_of_memory", "peak was 3.0 GiB", ""),
         ({"code": -9, "oom_kills": 0}, "signal", "(SIGKILL)", ""),
+        ({"code": -9, "oom_kills": 1, "memory": "it grew"}, "memory_floor", "it grew", ""),
         ({"code": -15, "oom_kills": 1}, "signal", "(SIGTERM)", ""),
         ({"code": -7, "shm_full": True}, "shared_memory", "/dev/shm is full", ""),
         ({"code": -7, "shm_full": False}, "signal", "(SIGBUS)", ""),

@@ -83,8 +83,10 @@ def test_job_waits_for_standby_that_imports(node: WarmNode) -> None:
 SHOW = """
 import gc, json, locale, os, random, resource, signal, sys, time, warnings
 names = ("__name__", "__file__", "__package__")
+# Each program has its own.
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 print(json.dumps({
-    "environ": {n: v for n, v in os.environ.items() if n not in ("NOISE",)},
+    "environ": {n: v for n, v in os.environ.items() if n not in ("NOISE", *CACHES)},
     "argv": [sys.argv, getattr(sys, "orig_argv", 0), sys.path, sys.flags, sys.executable],
     "main": {n: repr(globals().get(n)) for n in names},
     "ours": sorted(n for n in sys.modules if "orchestrator" in n or n in ("agent", "standby")),

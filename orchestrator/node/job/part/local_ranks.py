@@ -36,6 +36,8 @@ class LocalRank:
         # True if it had ended before the end was requested, even if its report came later.
         self.gone = False
         self.failed = False
+        # Why it was killed before memory ran out.
+        self.memory = ""
         # True if it had a handler when SIGTERM was sent; None if no SIGTERM was sent.
         self.saves: bool | None = None
 
@@ -61,6 +63,12 @@ class LocalRanks:
         """Return True if all `nproc` ranks have started and ended."""
         ended = [rank for rank in self.known.values() if rank.state == "ended"]
         return len(ended) == max(nproc, len(self.known))
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Return the PIDs of the running ranks."""
+        known = self.known.items()
+        return {n: rank.process.pid for n, rank in known if rank.process and rank.code is None}
 
     @property
     def any_failed(self) -> bool:
@@ -154,7 +162,8 @@ class LocalRanks:
             # The rank failed before the end was requested; its teardown took longer.
             asked = ""
         found = {**self.evidence.now(), "driver": self.evidence.of_driver(report.pid)}
-        return report.replace(**found, error=error, said=last_output, asked=asked)
+        more = {"error": error, "said": last_output, "asked": asked, "memory": rank.memory}
+        return report.replace(**found, **more)
 
     def error_of(self, local: int) -> RankError | None:
         try:

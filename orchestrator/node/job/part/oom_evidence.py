@@ -10,6 +10,7 @@ import time
 from collections.abc import Container, Iterator
 from typing import Any
 
+from orchestrator.node.job import processes
 from orchestrator.protocol.facts import FATAL_XIDS, XID
 
 CGROUPS = "/sys/fs/cgroup"
@@ -133,18 +134,35 @@ def in_journal(since: float) -> list[str]:
     return [line[:LONGEST_LINE] for line in lines if XID.match(line)]
 
 
+def control_groups() -> Iterator[tuple[str, str, bytes]]:
+    """Yield the files with the limit and the use of each group above this process, and a prefix.
+
+    The prefix is that of the counters of the whole group in memory.stat of the old version.
+    """
+    for line in processes.contents("/proc/self/cgroup").decode().splitlines():
+        _, controllers, path = line.split(":", 2)
+        top, names, prefix = CGROUPS, ("memory.max", "memory.current"), b""
+        if "memory" in controllers.split(","):
+            top, prefix = f"{CGROUPS}/memory", b"total_"
+            names = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        elif controllers:
+            continue
+        parts = path.strip("/").split("/")
+        # In a container, the path may be that on its host, and the top the container's own.
+        for count in range(len(parts), -1, -1):
+            limit, use = ("/".join([top, *parts[:count], name]) for name in names)
+            if os.path.isdir(os.path.dirname(limit)):
+                yield limit, use, prefix
+
+
 def oom_kills() -> dict[str, int]:
     """Return the out-of-memory killer's count of killed processes by file.
 
     /proc/vmstat counts for the whole machine. If it does not (before Linux 4.13, or hidden from a
     container), the control group has a count of its own.
     """
-    files = ["/proc/vmstat"]
-    with contextlib.suppress(OSError), open("/proc/self/cgroup", encoding="utf-8") as file:
-        for line in file:
-            _, controllers, path = line.rstrip("\n").split(":", 2)
-            if not controllers:
-                files += [f"{CGROUPS}{path}/memory.events", f"{CGROUPS}/memory.events"]
+    groups = (os.path.dirname(limit) for limit, _, prefix in control_groups() if not prefix)
+    files = ["/proc/vmstat", *(f"{group}/memory.events" for group in groups)]
     counts = {}
     for name in files:
         with contextlib.suppress(OSError), open(name, encoding="ascii") as file:

@@ -1,0 +1,201 @@
+"""Ends a rank before the machine, or its control group, runs out of memory.
+
+The kernel's killer comes late: a machine swaps for minutes, one whose GPU shares its memory stands
+still, and a control group kills any of its processes. So the supervisor looks at the free memory,
+the more often the less there is, and ends the rank that grew while there is still some left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from orchestrator.common.text import size
+from orchestrator.node.job import processes
+from orchestrator.node.job.part.oom_evidence import SHM, control_groups
+from orchestrator.node.job.processes import Process
+
+GB = 10**9
+# The least free memory by default, as a share of all and in bytes. A small machine keeps the last
+# share: its jobs are to run in the rest.
+SHARE, LEAST_BYTES, MOST_BYTES, MOST_SHARE = 0.02, GB, 4 * GB, 1 / 16
+# Bytes a second: no program takes memory faster.
+FASTEST = 16 * GB
+# Seconds between two looks at the free memory, the shortest and the longest.
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.005, 1.0
+# Seconds between two looks at all processes, and until the next if others take the memory.
+SAMPLE_SECONDS, OTHERS_SECONDS = 5.0, 0.25
+KEPT_SAMPLES = 5
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class Pool(NamedTuple):
+    """Memory with a limit: whose it is, its bytes, and those that are free."""
+
+    of: str
+    total: int
+    free: int
+
+
+class MemorySample(NamedTuple):
+    """Bytes at one moment: of each rank with its children, of all other processes, in /dev/shm."""
+
+    time: float
+    ranks: Mapping[int, int]
+    others: int
+    shared: int
+
+
+# A rank to end, its processes with the largest first, and why.
+Runaway = tuple[int, list[Process], str]
+
+
+class MemoryGuard:
+    """Watches the free memory for one job."""
+
+    def __init__(self, floor: float | None) -> None:
+        # In GB; None for the default, and 0 for no guard.
+        self.floor = floor
+        self.groups = list(control_groups())
+        # What was free when the job began: one that starts on a full machine is to run there.
+        self.begun = {pool[:2]: pool.free for pool in self.pools()}
+        self.due = 0.0
+        # The first sample and the last ones.
+        self.samples: list[MemorySample] = []
+
+    def look(self, ranks: Mapping[int, int]) -> Runaway | None:
+        """Return the rank to end, of these PIDs by rank, if there is too little memory."""
+        now = time.monotonic()
+        if now < self.due:
+            return None
+        rooms = ((pool.free - self.floor_of(pool), pool) for pool in self.pools() if ranks)
+        room, pool = min(rooms, default=(FASTEST, None))
+        self.due = now + min(max(room / FASTEST, SHORTEST_SECONDS), LONGEST_SECONDS)
+        short = room <= 0 and self.floor != 0
+        sampled = self.samples[-1].time if self.samples else -SAMPLE_SECONDS
+        if pool is None or not (short or now - sampled > SAMPLE_SECONDS):
+            return None
+        if short:
+            # A look takes some time, in which a fast program would take the rest.
+            signal_groups(ranks.values(), signal.SIGSTOP)
+        running = processes.everyone()
+        self.sample(now, ranks, running)
+        if not short:
+            return None
+        found = None if self.others_grew(pool) else self.runaway(pool, ranks, running)
+        others = (pid for rank, pid in ranks.items() if not found or rank != found[0])
+        signal_groups(others, signal.SIGCONT)
+        return found
+
+    def pools(self) -> list[Pool]:
+        return [*filter(None, (machine(), *map(of_group, self.groups)))]
+
+    def floor_of(self, pool: Pool) -> int:
+        if self.floor is not None:
+            return int(self.floor * GB)
+        begun = self.begun.get(pool[:2], pool.total) / 4
+        least = max(SHARE * pool.total, LEAST_BYTES)
+        return int(min(least, MOST_BYTES, MOST_SHARE * pool.total, begun))
+
+    def sample(self, now: float, ranks: Mapping[int, int], running: Mapping[int, Process]) -> None:
+        pages = {r: sum(one.pages for one in below(running, pid)) for r, pid in ranks.items()}
+        others = sum(process.pages for process in running.values()) - sum(pages.values())
+        sizes = {rank: count * PAGE for rank, count in pages.items()}
+        self.samples.append(MemorySample(now, sizes, others * PAGE, shared_bytes()))
+        del self.samples[1:-KEPT_SAMPLES]
+
+    def grown(self, rank: int) -> int:
+        return self.samples[-1].ranks.get(rank, 0) - self.samples[0].ranks.get(rank, 0)
+
+    def others_grew(self, pool: Pool) -> bool:
+        """Return True if programs that are not of the job take the memory of the machine.
+
+        Below half of the floor the job is ended all the same.
+        """
+        first, last = self.samples[0], self.samples[-1]
+        ours = sum(map(self.grown, last.ranks)) + last.shared - first.shared
+        beside = pool.of == MACHINE and last.others - first.others > max(0, ours)
+        if not beside or pool.free <= self.floor_of(pool) / 2:
+            return False
+        self.due = last.time + OTHERS_SECONDS
+        return True
+
+    def runaway(
+        self, pool: Pool, ranks: Mapping[int, int], running: Mapping[int, Process]
+    ) -> Runaway:
+        first, last = self.samples[0], self.samples[-1]
+        rank = max(ranks, key=lambda each: (self.grown(each), last.ranks[each]))
+        own = sorted(below(running, ranks[rank]), key=lambda one: one.pages, reverse=True)
+        grown, shared = self.grown(rank), last.shared - first.shared
+        who = "it"
+        if shared > max(grown, pool.total // 16):
+            who = f"files in {SHM} grew by {binary(shared)}, and the rank"
+        elif grown < pool.total / 16:
+            who = "no rank has grown much: the memory is pinned, or a GPU's; this rank"
+        seen = ", ".join(binary(sample.ranks.get(rank, 0)) for sample in self.samples)
+        if own and own[0].pid != ranks[rank]:
+            seen += f"; process {own[0].pid} has the most, {binary(own[0].pages * PAGE)}"
+        why = (
+            f"ended before memory ran out: {binary(pool.free)} of {binary(pool.total)} of"
+            f" {pool.of} were free, and launch.memory_floor is {binary(self.floor_of(pool))}; {who}"
+            f" grew by {binary(grown)} in {last.time - first.time:.0f} s ({seen})"
+        )
+        return rank, own, why
+
+
+def signal_groups(leaders: Iterable[int], number: signal.Signals) -> None:
+    """Send a signal to ranks and what they have started in their groups."""
+    for pid in leaders:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, number)
+
+
+def below(running: Mapping[int, Process], pid: int) -> list[Process]:
+    """Return a process and its descendants, if it runs."""
+    found = {pid, *processes.descendants(running, [pid])}
+    return [running[one] for one in found if one in running]
+
+
+def binary(count: int) -> str:
+    return size(count, binary=True)
+
+
+# -- what the kernel says -------------------------------------------------------------------------
+
+MACHINE = "the machine"
+
+
+def machine() -> Pool | None:
+    """Return the memory of this machine, which includes that of a GPU that shares it."""
+    text = processes.contents("/proc/meminfo")
+    sizes = dict(re.findall(rb"^(MemTotal|MemAvailable):\s+(\d+) kB", text, re.MULTILINE))
+    if len(sizes) < 2:
+        return None
+    return Pool(MACHINE, int(sizes[b"MemTotal"]) << 10, int(sizes[b"MemAvailable"]) << 10)
+
+
+def of_group(group: tuple[str, str, bytes]) -> Pool | None:
+    """Return the memory of a control group with a limit; the cache of files counts as free."""
+    limit, use, prefix = group
+    with contextlib.suppress(ValueError):
+        total, used = int(processes.contents(limit)), int(processes.contents(use))
+        stat = processes.contents(f"{os.path.dirname(limit)}/memory.stat")
+        cached = re.findall(rb"^%s(?:in)?active_file (\d+)$" % prefix, stat, re.MULTILINE)
+        # Without a limit, the old version of control groups has a number that is no memory's.
+        if total < 1 << 50:
+            return Pool("its control group", total, total - used + sum(map(int, cached)))
+    return None
+
+
+def shared_bytes() -> int:
+    """Return the bytes of files in /dev/shm."""
+    try:
+        status = os.statvfs(SHM)
+    except OSError:
+        return 0
+    return (status.f_blocks - status.f_bfree) * status.f_frsize
