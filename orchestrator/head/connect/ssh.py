@@ -104,6 +104,9 @@ class SshTransport:
 
         sshd drops connections at random while many others log in (MaxStartups).
         """
+        # The import takes 0.2 s, and seconds on a busy machine: no part of the time limit.
+        from orchestrator.head.connect import fabric_login  # noqa: F401
+
         deadline = time.monotonic() + seconds
         dropped: Dropped | None = None
         while True:
@@ -131,7 +134,6 @@ class SshTransport:
         chosen: Way,
         behind: tuple[Destination, ...],
     ) -> FabricConnection:
-        # The import takes 0.2 s.
         from orchestrator.head.connect import fabric_login
 
         through = self._gateway(destination, deadline, behind) if destination.jump else None

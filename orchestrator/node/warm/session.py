@@ -1,7 +1,8 @@
 """Keeps a standby ready for what follows a job: its next attempt, or the next warm launch.
 
 The standby imports torch only after the ranks' first output, so that it does not slow down their
-start. For a program without output, the usual start time is assumed.
+start. Of a program without output it is assumed that it has imported its own modules soon: torch
+was there when its ranks were forked.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from orchestrator.protocol.events import FirstOutput, RankStarted
 from orchestrator.protocol.spec import Spec
 
 # Counted from the first output: programs print a line, and go on importing.
-AFTER_SECONDS = 2.0
+AFTER_SECONDS = 1.0
 # Counted from the start of a rank that prints nothing.
-SILENT_SECONDS = 5.0
+SILENT_SECONDS = 1.0
 # The standby exits after this time if no head ends it.
 IDLE_SECONDS = 3600.0
 # Used on a spare node, whose standby is not renewed.
