@@ -242,7 +242,7 @@ class Cluster:
     # -- finding again ---------------------------------------------------------------------------
 
     def attach(self, experiment: StrPath | None = None) -> Job:
-        """Follow a job again, by its name or directory; without, the one that runs, or the newest.
+        """Follow a job by its name or directory; without one, the running or else the newest job.
 
         Another process or machine may have started it.
         """
@@ -352,7 +352,7 @@ Cluster.__doc__ = f"{inspect.cleandoc(Cluster.__doc__ or '')}\n\n{described()}\n
 
 
 def places(directory: Path) -> list[str]:
-    """List where this program finds modules of its own; relative, what the directory holds."""
+    """List the paths from which this program imports; those below `directory` are relative."""
     found, installed = [], installed_places()
     for place in map(Path, dict.fromkeys(map(os.path.abspath, sys.path))):
         if place.exists() and not f"{place}/".startswith(installed):
@@ -362,7 +362,7 @@ def places(directory: Path) -> list[str]:
 
 
 def installed_places() -> tuple[str, ...]:
-    """List the directories of Python, and of what is installed for it."""
+    """List the directories of the standard library and of installed packages."""
     standard = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     packages = [*standard, *site.getsitepackages(), site.getusersitepackages()]
     return tuple(f"{place}/" for place in packages)
@@ -372,7 +372,7 @@ def installed_places() -> tuple[str, ...]:
 
 
 def check_callable(function: object) -> None:
-    """Refuse what no rank could call, before any of them is started."""
+    """Raise UsageError for an object that ranks could not call, before one is started."""
     if not callable(function):
         raise UsageError(
             f"{function!r:.80} is not a function, it is of type {type(function).__name__}",
@@ -382,7 +382,7 @@ def check_callable(function: object) -> None:
 
 
 def pack(payload: Path, name: str, call: tuple[object, ...], directory: Path) -> None:
-    """Write the call, and the cloudpickle that can read it: nodes need not have one."""
+    """Write the pickled call, with a copy of cloudpickle, which nodes need not have."""
     import cloudpickle
 
     try:

@@ -370,7 +370,7 @@ asking = functools.partial(shared, asks_nodes=True)
 
 
 def experiment_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Complete the name of an experiment, but none in which a shell finds more than a word.
+    """Complete the name of an experiment; skip names that a shell would split or expand.
 
     bash quotes nothing of it: a repository may come with an experiment `$(command)`.
     """
@@ -417,7 +417,7 @@ def ours(command: click.Command, arguments: Sequence[str]) -> list[str]:
 
 
 def warm_with_its_time(value: str, rest: list[str]) -> str:
-    """Return --warm with the time after it, or with the usual one: a script is no time."""
+    """Return --warm with the time after it, or with the default if another word follows."""
     if not value and rest and TIME.fullmatch(rest[0]):
         value = rest.pop(0)
     return f"--warm={value or DEFAULT_WARM}"

@@ -42,7 +42,7 @@ _unfinished: set[str] = set()
 
 
 def reason(error: OSError) -> str:
-    """Return why the system refused; a disk that has room, and no inodes, is full as well."""
+    """Return the reason of a system error; a disk without free inodes counts as full."""
     words = error.strerror or str(error)
     return f"{words} ({NO_INODES})" if error.errno == errno.ENOSPC else words
 
@@ -127,7 +127,7 @@ def read_plain(path: Name, dir_fd: int | None = None, largest: int = -1) -> byte
 
 
 def digest(descriptor: int, offset: int = 0, size: int = 1 << 62) -> str:
-    """Return the SHA-256 of a file's bytes from an offset on, as far as there are any."""
+    """Return the SHA-256 of up to `size` bytes of a file, from an offset on."""
     # The import takes 5 ms, and a probe does not need it.
     import hashlib
 
@@ -147,7 +147,7 @@ def state_of(status: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def open_to_append(path: Name) -> int:
-    """Open a file for its owner alone that only grows; what is no plain file is refused.
+    """Open a private file for appending; raise OSError for anything but a plain file.
 
     Its directory is no symbolic link either. A file with a second name may be anything of ours.
     """
@@ -190,7 +190,7 @@ def add_lines(path: Name, lines: bytes) -> int:
 
 
 def give_to_owner_of(directory: int, descriptor: int) -> None:
-    """As root, leave what we made to the user whose directory it is in."""
+    """As root, give a new file to the owner of the directory that it is in."""
     if os.geteuid() == 0:
         status = os.fstat(directory)
         if status.st_uid != 0:
@@ -255,7 +255,7 @@ def hide(path: Name, hidden: Name, dir_fd: int | None = None) -> None:
 def delete(
     path: Name, seen: Callable[[int], None] = lambda _: None, dir_fd: int | None = None
 ) -> list[str]:
-    """Delete a directory that was hidden, and return what could not go.
+    """Delete a hidden directory; return a line for each entry that could not be deleted.
 
     seen() hears how many bytes went. All is done by names in directories that are held open: no
     symbolic link is followed, and no mount is crossed. Entries that
@@ -318,7 +318,7 @@ def mounts_below(path: Name) -> list[str]:
 
 
 def our_directory() -> str:
-    """Return where we keep what is this login's alone. ORCHESTRATOR_HOME moves it."""
+    """Return the directory for this login's own files; ORCHESTRATOR_HOME overrides it."""
     return os.environ.get("ORCHESTRATOR_HOME") or expanded("~/.orchestrator")
 
 

@@ -41,7 +41,7 @@ UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz012
 
 
 def is_secret(name: str, value: str) -> bool:
-    """Return True for a variable with a name of a secret, and a value that is no word."""
+    """Return True if a variable is named like a secret and its value is not a plain word."""
     return bool(NAME.search(name)) and is_no_word(value)
 
 
@@ -51,12 +51,12 @@ def is_no_word(value: str) -> bool:
 
 
 def of_environment(env: Mapping[str, str], names: Sequence[str] = ()) -> tuple[str, ...]:
-    """Return what is to be hidden of these variables: those of these names, and what looks so."""
+    """Return the values to hide: of variables with these names, and of those like secrets."""
     return parts(value for name, value in env.items() if name in names or is_secret(name, value))
 
 
 def parts(values: Iterable[str]) -> tuple[str, ...]:
-    """Return secret values, their lines without white space around them, and how both are spelt.
+    """Return the texts to search for: secret values, their stripped lines, and encodings.
 
     A file's last newline, or Windows' end of a line, is in the value, and no program sends it.
     """

@@ -74,7 +74,7 @@ def folded(names: Sequence[str]) -> str:
 
 
 def _folded(alike: Sequence[Sequence[str]]) -> str:
-    """Fold names that differ in their numbers: by the one for which most share all others."""
+    """Fold names at the number in which they differ while most of the others agree."""
     places = range(len(alike[0]) - 2, 0, -2)
     if not places:
         return "".join(alike[0])

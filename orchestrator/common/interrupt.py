@@ -17,7 +17,7 @@ _before_exit: list[Callable[[], None]] = []
 
 
 def before_exit(call: Callable[[], None]) -> None:
-    """Call this when the process leaves; it must neither wait nor fail."""
+    """Register a function to call when the process exits; it must neither wait nor fail."""
     atexit.unregister(_prepare_exit)
     atexit.register(_prepare_exit)
     _before_exit.append(call)

@@ -37,7 +37,7 @@ def may_rename(status: os.stat_result) -> str:
 
 
 def loose_levels(*paths: str) -> "list[tuple[str, str]]":
-    """Return the directories that others could change, and why, from the one around the first on.
+    """Return (directory, reason) for each of these paths that other users could change.
 
     Links are followed: a directory with little room is one to another disk.
     """

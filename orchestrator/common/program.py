@@ -16,7 +16,7 @@ DISTRIBUTION = "master-launch"
 
 
 def program_at(name: str, workdir: str) -> tuple[str, str]:
-    """Return "script" (Python) or "program" and how it is started, or why not and its path."""
+    """Return ("script" or "program", its name), or (reason, path) if it cannot be started."""
     path = os.path.join(workdir, name)
     if os.path.isdir(path) and os.path.isfile(os.path.join(path, "__main__.py")):
         return "script", name
@@ -64,7 +64,7 @@ def path_with(python: str, path: str) -> str:
 
 
 def installed(name: str, *module: str) -> list[str]:
-    """Name a command of this installation by its path; without one, the module that it is.
+    """Return the words that start a command of this installation: its path, or -m and a module.
 
     `python -m` would find a json.py of the directory in which it is started first.
     """
@@ -115,5 +115,5 @@ MOST_ABOVE = 3
 
 
 def tree_title(directory: str) -> str:
-    """Name the place of a tree in its snapshots, after the directory that it is sent from."""
+    """Return the path of a tree inside its snapshots, from the directory that it was in."""
     return "/".join([part for part in directory.split("/") if part][-MOST_ABOVE:]) or "root"

@@ -81,7 +81,7 @@ def table(
 
 
 def number_and_unit(text: str) -> tuple[float, str] | None:
-    """Split `1.5 GB` into 1.5 and "GB"; None for what is no number of anything."""
+    """Split `1.5 GB` into 1.5 and "GB"; return None for other text."""
     match = NUMBER_AND_UNIT.fullmatch(text)
     return (float(match[1]), match[2]) if match else None
 

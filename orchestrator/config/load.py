@@ -31,7 +31,7 @@ SWITCHED = ("compile", "profiling")
 
 
 def found(file: Path) -> Path:
-    """Return the config that is meant: config/NAME, where it is not here, is this package's."""
+    """Return the path of a config file; a missing config/NAME is the one of this package."""
     inside = file.parts[:1] == ("config",) and not file.exists()
     shipped = SHIPPED.joinpath(*file.parts[1:])
     return shipped if inside and shipped.is_file() else file

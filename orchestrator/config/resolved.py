@@ -14,8 +14,8 @@ from orchestrator.common.errors import UsageError
 LARGEST_BYTES = 16 << 20
 
 
-def text(experiment: Path) -> str:
-    """Return what the file says, nothing where there is none; UsageError if it cannot be read."""
+def read_text(experiment: Path) -> str:
+    """Return the text of config.yaml, "" if it is missing; UsageError if it cannot be read."""
     path = experiment / "config.yaml"
     try:
         return files.read_plain(path, largest=LARGEST_BYTES).decode("utf-8", "replace")
@@ -34,14 +34,14 @@ def yaml_of(data: dict[str, Any]) -> str:
     )
 
 
-def read(experiment: Path) -> dict[str, Any]:
-    """Return its keys, none where there is no file; UsageError if it cannot be read."""
+def read_keys(experiment: Path) -> dict[str, Any]:
+    """Return the keys of config.yaml, {} if it is missing; UsageError if it cannot be read."""
     # The import takes 10 ms, and text() does not need it.
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
-        written = text(experiment)
+        written = read_text(experiment)
         # We write none; a few lines of them become more than any memory holds.
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(written, Loader=loader)):
             raise ValueError("it has YAML aliases")
@@ -54,7 +54,7 @@ def read(experiment: Path) -> dict[str, Any]:
 def outputs(experiment: Path) -> tuple[str, ...]:
     """Return the directories that the launch gave the program to write, below its own."""
     try:
-        sync = read(experiment).get("sync")
+        sync = read_keys(experiment).get("sync")
     except UsageError:
         return ()
     names = sync.get("outputs") if isinstance(sync, dict) else ()

@@ -19,7 +19,7 @@ MISSING = re.compile(r"FileNotFoundError: .*?'([^']+)'")
 SNAPSHOT = r".*/code/snapshots/[^/]+/"
 
 
-def read(experiment: Experiment) -> dict[str, Any]:
+def read_manifest(experiment: Experiment) -> dict[str, Any]:
     """Return the manifest, or {} if there is none. Its values are not validated."""
     try:
         with files.opened(experiment.path) as directory:
@@ -33,7 +33,7 @@ def read(experiment: Experiment) -> dict[str, Any]:
 def working_tree(experiment: Experiment) -> str:
     """Return the directory whose code the job runs, or an empty string if it is unknown."""
     try:
-        return str(read(experiment).get("directory") or "")
+        return str(read_manifest(experiment).get("directory") or "")
     except UsageError:
         return ""
 
@@ -45,7 +45,7 @@ def not_sent(experiment: Experiment, message: str) -> str:
     """
     missing = MISSING.match(message)
     try:
-        known = read(experiment) if missing else {}
+        known = read_manifest(experiment) if missing else {}
         title = re.escape(tree_title(str(known.get("directory"))))
         path = re.sub(f"{SNAPSHOT}{title}/", "", missing[1]) if missing else ""
         if not known.get("tree") or not (Path(str(known.get("directory"))) / path).exists():

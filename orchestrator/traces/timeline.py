@@ -72,7 +72,7 @@ class TraceEvent(NamedTuple):
         return self.start, self.end
 
 
-def read(path: Path) -> tuple[int | None, TracedRank]:
+def read_trace(path: Path) -> tuple[int | None, TracedRank]:
     """Return the rank that a trace names, if any, and the rank's figures."""
     with opened(path) as trace:
         return trace.rank, of_rank(what_matters(trace.events()))
@@ -357,7 +357,7 @@ class Overlap:
 NOTICEABLE = 0.02
 
 
-def compare(ranks: Mapping[int, TracedRank]) -> Overlap:
+def compare_ranks(ranks: Mapping[int, TracedRank]) -> Overlap:
     waits: dict[int, Intervals] = {number: [] for number in ranks}
     unmatched = []
     for kind in sorted({kind for rank in ranks.values() for kind in rank.collectives}):

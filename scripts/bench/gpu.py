@@ -552,9 +552,9 @@ def profiled(place: Path) -> Seen:
     sections["profiling"] = {"enabled": True}
     engine(place, sections)
     traces = dict(
-        timeline.read(path) for path in (place / "outputs/profile").glob("rank_*.json.gz")
+        timeline.read_trace(path) for path in (place / "outputs/profile").glob("rank_*.json.gz")
     )
-    found = timeline.compare({number or 0: each for number, each in traces.items()})
+    found = timeline.compare_ranks({number or 0: each for number, each in traces.items()})
     text = json.dumps(timeline.as_data(found))
     return Seen(text[:100], "compute_ms" in text)
 

@@ -11,15 +11,15 @@ from orchestrator.config import resolved
 
 
 def test_text_and_keys_are_read(tmp_path: Path) -> None:
-    assert (resolved.text(tmp_path), resolved.read(tmp_path)) == ("", {})
+    assert (resolved.read_text(tmp_path), resolved.read_keys(tmp_path)) == ("", {})
     path = tmp_path / "config.yaml"
     path.write_text("a: {b: é}\n", encoding="utf-8")
-    assert resolved.text(tmp_path) == "a: {b: é}\n"
-    assert resolved.read(tmp_path) == {"a": {"b": "é"}}
+    assert resolved.read_text(tmp_path) == "a: {b: é}\n"
+    assert resolved.read_keys(tmp_path) == {"a": {"b": "é"}}
     # None of these is a config of ours.
     for text in ("", "- 1", "words"):
         path.write_text(text)
-        assert resolved.read(tmp_path) == {}
+        assert resolved.read_keys(tmp_path) == {}
 
 
 @pytest.mark.parametrize(
@@ -29,11 +29,11 @@ def test_text_and_keys_are_read(tmp_path: Path) -> None:
 def test_invalid_yaml_is_named(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "config.yaml").write_bytes(text)
     with pytest.raises(UsageError, match=r"config\.yaml cannot be read"):
-        resolved.read(tmp_path)
+        resolved.read_keys(tmp_path)
 
 
 def test_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("a: 1")
     (tmp_path / "config.yaml").symlink_to(tmp_path / "secret")
     with pytest.raises(UsageError, match="cannot be read"):
-        resolved.text(tmp_path)
+        resolved.read_text(tmp_path)

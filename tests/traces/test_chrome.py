@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.traces import timeline
-from orchestrator.traces.timeline import read
+from orchestrator.traces.timeline import read_trace
 
 # Made by hand in the layout that torch 2.13 writes on a machine with CUDA.
 CUDA = Path(__file__).parent / "cuda_rank_03.json"
@@ -77,7 +77,7 @@ def test_error_of_consumer_is_raised() -> None:
 
 
 def test_gpu_trace_is_divided() -> None:
-    number, found = read(CUDA)
+    number, found = read_trace(CUDA)
     assert (number, found.steps) == (3, 2)
     # The window spans the first to the last kernel.
     assert found.window_ms == 20
@@ -100,4 +100,4 @@ def test_invalid_time_is_refused(tmp_path: Path, times: str, why: str) -> None:
     event = f'{{"ph": "X", "cat": "kernel", "name": "gemm", "tid": 7, {times}}}'
     (path := tmp_path / "trace.json").write_text(f'{{"traceEvents": [{event}]}}')
     with pytest.raises(UsageError, match=f"trace.json is not a Chrome trace: .*{why}"):
-        read(path)
+        read_trace(path)

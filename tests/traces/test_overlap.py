@@ -66,7 +66,7 @@ def read(tmp_path: Path, *events: dict[str, Any], rank: int = 0) -> TracedRank:
     path = tmp_path / f"rank_{rank:02d}.json.gz"
     with gzip.open(path, "wt") as file:
         json.dump({"schemaVersion": 1, "traceEvents": [*NOISE, *events]}, file)
-    return timeline.read(path)[1]
+    return timeline.read_trace(path)[1]
 
 
 # What else a trace of a GPU holds, all of which must not count.
@@ -172,7 +172,7 @@ def test_straggler_waits_least(tmp_path: Path) -> None:
         return read(tmp_path, *spans, rank=number)
 
     ranks = {0: rank(0, 1, 5), 1: rank(1, 1, 5), 2: rank(2, 1, 1), 3: rank(3, 5, 1)}
-    found = timeline.compare(ranks)
+    found = timeline.compare_ranks(ranks)
     assert found.waited_ms == pytest.approx({0: 4, 1: 4, 2: 0, 3: 4})
     assert found.straggler == 2
     assert found.lag_ms == pytest.approx(4)
@@ -188,7 +188,7 @@ def test_straggler_waits_least(tmp_path: Path) -> None:
 def test_ranks_that_wait_in_turn_are_equal(tmp_path: Path) -> None:
     one = read(tmp_path, event(GATHER, 0, 5000), event(GATHER, 8000, 9000))
     other = read(tmp_path, event(GATHER, 4000, 5000), event(GATHER, 5500, 9000))
-    found = timeline.compare({0: one, 1: other})
+    found = timeline.compare_ranks({0: one, 1: other})
     assert found.waited_ms == pytest.approx({0: 4, 1: 2.5})
     assert found.straggler is None
     assert timeline.reading(found).endswith("no rank is slower than the others")
@@ -197,20 +197,20 @@ def test_ranks_that_wait_in_turn_are_equal(tmp_path: Path) -> None:
 def test_unequal_counts_are_not_compared(tmp_path: Path) -> None:
     one = read(tmp_path, event(GATHER, 0, 10), event(GATHER, 20, 9000), event(REDUCE, 0, 10))
     other = read(tmp_path, event(GATHER, 0, 10), event(REDUCE, 0, 10))
-    found = timeline.compare({0: one, 1: other})
+    found = timeline.compare_ranks({0: one, 1: other})
     assert found.unmatched == ("AllGather",)
     assert (found.straggler, found.waited_ms) == (None, {0: 0, 1: 0})
     assert "not compared: AllGather" in timeline.to_text(found)
 
 
 def test_text_without_communication_says_so(tmp_path: Path) -> None:
-    alone = timeline.compare({0: read(tmp_path, event("gemm", 0, 1000))})
+    alone = timeline.compare_ranks({0: read(tmp_path, event("gemm", 0, 1000))})
     assert timeline.to_text(alone, {0: "gpu01"}).splitlines() == [
         "rank       step  computing  exposed comm       data       idle     waited  ms per step",
         "   0        1.0        1.0           0.0        0.0        0.0        0.0  gpu01",
         "no communication was seen",
     ]
-    empty = timeline.compare({0: read(tmp_path)})
+    empty = timeline.compare_ranks({0: read(tmp_path)})
     assert timeline.as_data(empty)["ranks"]["0"]["window_ms"] == 0
 
 
@@ -275,7 +275,9 @@ def test_sleeping_rank_of_real_job_is_named(tmp_path: Path) -> None:
     pair.run(trace, tmp_path)
     for way in ("fsdp", "ddp"):
         paths = {rank: tmp_path / f"{way}_{rank}.json" for rank in (0, 1)}
-        found = timeline.compare({rank: timeline.read(path)[1] for rank, path in paths.items()})
+        found = timeline.compare_ranks(
+            {rank: timeline.read_trace(path)[1] for rank, path in paths.items()}
+        )
         assert found.straggler == 1, way
         assert not found.unmatched
         assert found.waited_ms[0] > NAP * 1e3 * 0.6
@@ -296,4 +298,4 @@ def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
         path = tmp_path / name
         path.write_text(text)
         with pytest.raises(UsageError, match="is not a Chrome trace"):
-            timeline.read(path)
+            timeline.read_trace(path)

@@ -62,7 +62,7 @@ def rerun(
 
 
 def read_manifest(experiment: Experiment) -> dict[str, Any]:
-    if data := manifests.read(experiment):
+    if data := manifests.read_manifest(experiment):
         return data
     raise CheckFailed(f"{experiment.name} has no manifest.json to run it from")
 

@@ -74,7 +74,7 @@ def bootstrap(
     index: bool,
 ) -> int:
     """Build the environment on all reachable nodes, report the others; return the exit code."""
-    sources = wheels.read(words, find_links, index=index)
+    sources = wheels.read_requirements(words, find_links, index=index)
     nodes = try_all(resolve(arguments), without_environment)
     made = make(nodes.reached, sources, name)
     remember(nodes, made)
@@ -107,7 +107,7 @@ def remember(nodes: Nodes, made: Sequence[BuildOutcome]) -> None:
         elif all(way is None for way in (node.python, node.activate, node.wrap)):
             new[activations.machine_of(node)] = f"venv:{usual(outcome.path)}"
     if new:
-        activations.remember(new)
+        activations.remember_activations(new)
         say(
             "launches from any directory use it without --activate, as these nodes have no other"
             " torch (--activate none: the login's own Python)"

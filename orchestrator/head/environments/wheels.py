@@ -53,7 +53,9 @@ class Requirements:
         return [*links, *([] if self.index else ["--no-index"])]
 
 
-def read(words: Sequence[str], find_links: Sequence[str] = (), *, index: bool) -> Requirements:
+def read_requirements(
+    words: Sequence[str], find_links: Sequence[str] = (), *, index: bool
+) -> Requirements:
     """Return the requirements: a file or packages, else the first file of NAMES here."""
     links = tuple(
         str(Path(link).absolute()) if Path(link).is_dir() else link for link in find_links

@@ -44,7 +44,7 @@ def file() -> Path:
     return Path(files.our_directory(), NAME)
 
 
-def read() -> dict[str, str]:
+def read_activations() -> dict[str, str]:
     """Return the activation of each machine.
 
     Raise UsageError if other users can write the file, or if it is not valid.
@@ -65,7 +65,7 @@ def read() -> dict[str, str]:
         raise UsageError(f"{path} is not a file of ours: {error}", f"rm {path}") from error
 
 
-def remember(new: Mapping[str, str]) -> None:
+def remember_activations(new: Mapping[str, str]) -> None:
     """Save the activation of each of these machines. A lock keeps other processes out."""
     path = file()
     try:
@@ -73,6 +73,6 @@ def remember(new: Mapping[str, str]) -> None:
         lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         with os.fdopen(lock):
             fcntl.flock(lock, fcntl.LOCK_EX)
-            files.replace(path, json.dumps({**read(), **new}, indent=1) + "\n")
+            files.replace(path, json.dumps({**read_activations(), **new}, indent=1) + "\n")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error

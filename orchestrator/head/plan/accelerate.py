@@ -61,10 +61,10 @@ def asked(start_with: str | None, file: Path | None, kind: str) -> Accelerate | 
             "accelerate is for a script of yours that uses it; the built-in engine does not",
             "name a script, or leave out --start-with accelerate and --accelerate-config",
         )
-    return read(file) if file is not None else Accelerate()
+    return read_file(file) if file is not None else Accelerate()
 
 
-def read(file: Path) -> Accelerate:
+def read_file(file: Path) -> Accelerate:
     """Read a file of `accelerate config`; raise UsageError for wrong types of its keys.
 
     planned() checks the values against the nodes.

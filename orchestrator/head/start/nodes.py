@@ -250,7 +250,7 @@ def remembered(node: Node, launch: Launch) -> str:
     return (
         ""
         if any(way is not None for way in named)
-        else activations.read().get(activations.machine_of(node), "")
+        else activations.read_activations().get(activations.machine_of(node), "")
     )
 
 

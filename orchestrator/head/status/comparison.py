@@ -46,7 +46,7 @@ def compared(experiments: Sequence[Experiment]) -> Differences:
 def describe(experiment: Experiment) -> dict[str, Section]:
     """Return an experiment's data in sections; records of earlier versions lack some of them."""
     record = experiment.read_record()
-    data = known(lambda: manifest.read(experiment))
+    data = known(lambda: manifest.read_manifest(experiment))
     nodes = [mapping(node) for node in sequence(data.get("nodes"))]
     facts = [mapping(node.get("facts")) for node in nodes]
     names = [str(node.get("name")) for node in nodes]
@@ -58,7 +58,7 @@ def describe(experiment: Experiment) -> dict[str, Section]:
             "command": shlex.join(record.command[1:]),
             "start": record.launch.start,
         },
-        "config": flat(known(lambda: resolved.read(experiment.path))),
+        "config": flat(known(lambda: resolved.read_keys(experiment.path))),
         "versions": {**own, **of_nodes(names, [only(fact, VERSIONS) for fact in facts])},
         "nodes": {
             "nodes": [node.name for node in record.nodes],

@@ -224,7 +224,7 @@ def start_times(experiment: Experiment, record: JobRecord) -> dict[str, float]:
     if record.attempt > 1 or not all(ranks):
         return {}
     try:
-        timeline = manifest.read(experiment)["timeline"]
+        timeline = manifest.read_manifest(experiment)["timeline"]
         moments = [float(timeline[name]) for name in ("begin", *STEPS.values())]
     except (UsageError, LookupError, TypeError, ValueError):
         return {}

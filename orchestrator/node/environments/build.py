@@ -95,7 +95,7 @@ class Build:
         )
         uv, python = os.path.join(root, "uv"), f"{path}/bin/python"
         # The program fails if it was built for another processor or libc.
-        by_uv = not tool.run([uv, "--version"], 20.0).problem
+        by_uv = not tool.run_tool([uv, "--version"], 20.0).problem
         if by_uv:
             # The cache is on the same disk, so that uv links files and does not copy them.
             common = ["--no-config", "--cache-dir", f"{path}.cache", "--no-python-downloads"]
@@ -114,7 +114,7 @@ class Build:
 
 
 def call(words: list[str]) -> None:
-    output = tool.run(words, WORK_ANSWER_SECONDS, without=THEIRS)
+    output = tool.run_tool(words, WORK_ANSWER_SECONDS, without=THEIRS)
     if output.problem:
         said = (output.out + output.err).strip().splitlines()
         text = redacted_text("\n".join(said[-LAST_LINES:]))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from orchestrator.common import files
 from orchestrator.node.follow import stop_job
 from orchestrator.node.job import job_processes, run_directory
-from orchestrator.node.job.hang import Activity, collect, step_times
+from orchestrator.node.job.hang import Activity, collect_stacks, step_times
 from orchestrator.node.job.run_directory import RunDir, connect
 from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession, answers
 from orchestrator.node.server.stream import FileStreamer
@@ -89,7 +89,7 @@ def system(session: ServerSession, request: AskSystem) -> SystemLines:
 
 @answers(AskStuck)
 def stuck(session: ServerSession, request: AskStuck) -> Stuck:
-    return Stuck(stuck=collect(RunDir(request.job, request.node)), time=time.time())
+    return Stuck(stuck=collect_stacks(RunDir(request.job, request.node)), time=time.time())
 
 
 @answers(AskProfile)

@@ -100,7 +100,7 @@ def ticks_of(pid: int) -> int:
     return process.ticks + process.waited if process is not None else 0
 
 
-def collect(
+def collect_stacks(
     run: RunDir, patience: float = PATIENCE_SECONDS, most: int = LAST
 ) -> dict[int, RankStacks]:
     """Return every rank's stack and the collectives that torch recorded.
@@ -145,7 +145,7 @@ def waited_in_vain(failed: RankEnded) -> bool:
 def late(run: RunDir) -> dict[int, RankStacks]:
     """Return the positions of the ranks that have not failed when another has waited in vain."""
     first = run.read_spec().first_rank
-    ranks = collect(run, LATE_SECONDS, 2).items()
+    ranks = collect_stacks(run, LATE_SECONDS, 2).items()
     return {rank: where for rank, where in ranks if not os.path.exists(run.error(rank - first))}
 
 

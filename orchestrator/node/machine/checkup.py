@@ -106,7 +106,7 @@ def xid_part(root: str) -> dict[str, Any]:
     """Return the Xids of the kernel's log or the journal: often a user may read only one."""
     problems = []
     for argv in (("dmesg",), JOURNAL) if has_nvidia(root) else ():
-        output = tool.run(argv, LOG_SECONDS)
+        output = tool.run_tool(argv, LOG_SECONDS)
         if not output.problem or output.problem == "journalctl ended with exit code 1":
             # journalctl returns grep's exit code, so 1 means no match.
             return {"xids": tuple(nvidia.xids(output.out))}
@@ -126,7 +126,7 @@ def digest(workdir: str, script: str) -> str:
 def torch_part() -> dict[str, Any]:
     """Return the facts of importing torch: the last line, because site files may print others."""
     quiet = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "OMP_NUM_THREADS": "1"}
-    output = tool.run([sys.executable, "-c", TORCH], TORCH_SECONDS, quiet)
+    output = tool.run_tool([sys.executable, "-c", TORCH], TORCH_SECONDS, quiet)
     lines = output.out.strip().splitlines()
     with contextlib.suppress(ValueError, IndexError):
         torch = decode(Torch, json.loads(lines[-1]))

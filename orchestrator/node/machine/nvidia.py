@@ -64,7 +64,7 @@ def ask(what: str, fields: Sequence[str], seconds: float) -> tuple[list[Row], Ou
     known = list(fields)
     while True:
         query = [f"--query-{what}={','.join(known)}", "--format=csv,noheader,nounits"]
-        output = tool.run(["nvidia-smi", *query], seconds)
+        output = tool.run_tool(["nvidia-smi", *query], seconds)
         refused = UNKNOWN_FIELD.search(output.out + output.problem)
         if refused is None or refused[1] not in known:
             return rows(output.out, known), output

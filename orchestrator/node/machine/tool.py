@@ -27,7 +27,7 @@ class Output(NamedTuple):
     err: str = ""
 
 
-def run(
+def run_tool(
     argv: Sequence[str], seconds: float, env: Mapping[str, str] = {}, without: tuple[str, ...] = ()
 ) -> Output:
     """Run a tool; return its output, or the reason why there is none.

@@ -129,7 +129,7 @@ class Claims(SessionState):
             free = [one for one in self.of if not lock_table.locked(one.key)]
             unused = [one for one in free if one.key not in strangers]
             if new and self.entry is None:
-                before = waiting(lock_table.entries(), len(unused) - count)
+                before = launches_waiting(lock_table.entries(), len(unused) - count)
                 if before:
                     return Claimed(taken=before, unsure=unsure)
             most = count if devices.needed else min(count, len(unused))
@@ -278,7 +278,7 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
     return found, problem
 
 
-def waiting(entries: Sequence[ClaimEntry], left: int) -> tuple[Taken, ...]:
+def launches_waiting(entries: Sequence[ClaimEntry], left: int) -> tuple[Taken, ...]:
     """Return the queued launches if a launch that starts now would not leave enough for them."""
     some = [one for one in entries if one.state == WAITING]
     if left < 0 or sum(one.wants for one in some) <= left:
@@ -305,7 +305,7 @@ def takers(
     return (*found, *(taken for key, taken in strangers.items() if key not in booked))
 
 
-def read(session: ServerSession, request: ReadLockTable) -> LockTableState:
+def read_table(session: ServerSession, request: ReadLockTable) -> LockTableState:
     lock_table, (some, count, _) = session.of(Claims).opened(), wanted(request.devices)
     free = sum(not lock_table.locked(one.key) for one in some)
     return LockTableState(

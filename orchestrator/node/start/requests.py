@@ -93,7 +93,7 @@ def wait(session: ServerSession, request: Wait) -> Nothing:
 
 @answers(ReadLockTable)
 def read_lock_table(session: ServerSession, request: ReadLockTable) -> LockTableState:
-    return claims.read(session, request)
+    return claims.read_table(session, request)
 
 
 # -- a shell file for each node: the variables it exports go to the job's environment ----------

@@ -35,7 +35,7 @@ def warm(session: ServerSession, request: Warm) -> StandbyStates:
 
 @answers(WarmOff)
 def warm_off(session: ServerSession, request: WarmOff) -> StandbyEnds:
-    gone = {each.pid: standbys.end(each) for each in standbys.find_all()}
+    gone = {each.pid: standbys.end_standby(each) for each in standbys.find_all()}
     ended = tuple(pid for pid in gone if gone[pid])
     return StandbyEnds(ended=ended, left=tuple(pid for pid in gone if not gone[pid]))
 

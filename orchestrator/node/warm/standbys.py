@@ -214,7 +214,7 @@ def start(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.
                 return
         # A node has two standbys at most.
         for standby in others[:-1]:
-            end(standby)
+            end_standby(standby)
         os.makedirs(root(), mode=0o700, exist_ok=True)
         spawn(path, until, spec, environ)
 
@@ -262,7 +262,7 @@ def spawn(
         raise
 
 
-def claim(standby: Standby) -> Standby | None:
+def claim_standby(standby: Standby) -> Standby | None:
     """Return the standby, reserved for this caller by a rename, or None if another has it."""
     own = f"{standby.directory}.{secrets.token_hex(4)}"
     try:
@@ -272,9 +272,9 @@ def claim(standby: Standby) -> Standby | None:
     return standby.replace(directory=own)
 
 
-def end(standby: Standby) -> bool:
+def end_standby(standby: Standby) -> bool:
     """Kill a standby that still waits; return False if its process survives."""
-    claimed = claim(standby)
+    claimed = claim_standby(standby)
     return claimed is None or end_claimed(claimed)
 
 
@@ -291,7 +291,7 @@ def end_of_job(job: str) -> None:
     """End the standby of a job that is over for good."""
     for standby in find_all():
         if standby.job == job:
-            end(standby)
+            end_standby(standby)
 
 
 # -- a job ------------------------------------------------------------------------------------
@@ -307,12 +307,12 @@ def hand_over(
     path = path_of(spec, environ, umask)
     there = [standby for standby in find_all() if standby.job == job_of(spec)]
     for standby in there:
-        claimed = claim(standby) if standby.directory == path else None
+        claimed = claim_standby(standby) if standby.directory == path else None
         if claimed is not None:
             return take(claimed, run, environ, files)
     reason = "what waited there was started otherwise" if there else "nothing waited there"
     for standby in there if spec.warm else ():
-        end(standby)
+        end_standby(standby)
     return None, f"cold start: {reason}"
 
 

@@ -84,7 +84,7 @@ def all_steps(experiment: Path, record: JobRecord) -> int | None:
     if not record.engine:
         return None
     try:
-        steps = resolved.read(experiment)["training"]["max_steps"]
+        steps = resolved.read_keys(experiment)["training"]["max_steps"]
     except (UsageError, KeyError, TypeError):
         return None
     return steps if type(steps) is int else None

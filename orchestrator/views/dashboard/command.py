@@ -39,13 +39,13 @@ def dashboard(
         )
     else:
         say("anyone with this address can see and stop jobs; the connection is not encrypted")
-    if opened and not webbrowser.open(leading_to(url, port).as_uri()):
+    if opened and not webbrowser.open(redirect_page(url, port).as_uri()):
         say("no browser could be started here")
     serve(app(Board(where, guard, partial(stop, where))), listening)
     return EXIT_DONE
 
 
-def leading_to(url: str, port: int) -> Path:
+def redirect_page(url: str, port: int) -> Path:
     """Return a private page that redirects there: all users can read a browser's command line."""
     page = Path(files.our_directory(), f"dashboard-{port}.html")
 

@@ -62,7 +62,7 @@ def profile(where: Where, wanted: str | None, steps: int, timeout: float) -> int
         raise UsageError(f"no trace came to {directory}")
     with ProgressBar("reading traces", sum(path.stat().st_size for path in paths)) as progress:
         traces = read(paths, progress.add)
-    together = timeline.compare({trace.number: trace.rank for trace in traces})
+    together = timeline.compare_ranks({trace.number: trace.rank for trace in traces})
     data = {"directory": str(directory), **timeline.as_data(together)}
     words = timeline.to_text(together, {trace.number: trace.host for trace in traces})
     output.result(data, lambda _: f"{words}\neach rank, for ui.perfetto.dev: {directory}")

@@ -69,7 +69,7 @@ class Members:
         return ", ".join(counts) or "nothing was given out yet"
 
 
-def read(journal: Journal) -> Members:
+def read_members(journal: Journal) -> Members:
     """Return the state of each member so far."""
     about, events = journal.describe(), list(journal.read())
     # The last event of each member counts.

@@ -119,7 +119,7 @@ def read_training(outputs: Path, points: int) -> TrainingData:
 def manifest_of(experiment: Experiment) -> tuple[dict[str, Any], list[Moment]]:
     """Return the manifest, or why there is none: a copy may have ended half-way."""
     try:
-        return manifest.read(experiment), []
+        return manifest.read_manifest(experiment), []
     except UsageError as error:
         return {}, [Moment(0.0, error.what, bad=True)]
 
@@ -138,7 +138,7 @@ def closed(outputs: Path) -> Iterator[Moment]:
 def config_text(experiment: Experiment) -> str:
     """Return the config, or why there is none: a page is made of the readable files."""
     try:
-        return resolved.text(experiment.path)[:LARGEST_CONFIG_CHARACTERS]
+        return resolved.read_text(experiment.path)[:LARGEST_CONFIG_CHARACTERS]
     except UsageError as error:
         return f"# {error.what}\n"
 

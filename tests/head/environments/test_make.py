@@ -28,7 +28,7 @@ def test_make_builds_environment_once(tmp_path: Path, monkeypatch: pytest.Monkey
     wheel(tmp_path, "mine", "1.0")
     file = tmp_path / "requirements.txt"
     file.write_text("mine\n")
-    sources = wheels.read((str(file),), (str(tmp_path),), index=False)
+    sources = wheels.read_requirements((str(file),), (str(tmp_path),), index=False)
     transport = LocalTransport()
     connection = transport.connect(Node("a"))
     node = Reached(Node("a"), facts(), open_channel(connection, Node("a"), 30.0))

@@ -44,7 +44,7 @@ def test_key_changes_with_every_input(tmp_path: Path) -> None:
     more.write_text("b\n")
 
     def key(*links: str, index: bool = True, machine: str = "x86_64", python: int = 11) -> str:
-        read = wheels.read((str(file),), links, index=index)
+        read = wheels.read_requirements((str(file),), links, index=index)
         return Kind((3, python), machine, "glibc 2.36").key(read)
 
     first = key()
@@ -62,13 +62,13 @@ def test_read_finds_default_requirements_file(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"there is no uv\.lock"):
-        wheels.read((), (), index=True)
+        wheels.read_requirements((), (), index=True)
     for name in ("pyproject.toml", "requirements.txt", "uv.lock"):
         Path(name).write_text("")
-        assert wheels.read((), (), index=True).file == Path(name)
+        assert wheels.read_requirements((), (), index=True).file == Path(name)
     Path("requirements.txt").write_text("-r gone.txt\n")
     with pytest.raises(UsageError, match=r"gone\.txt cannot be read"):
-        wheels.read(("requirements.txt",), (), index=True)
+        wheels.read_requirements(("requirements.txt",), (), index=True)
 
 
 def test_read_tells_typed_packages_from_files(
@@ -80,7 +80,7 @@ def test_read_tells_typed_packages_from_files(
     (tmp_path / "torch").mkdir()
 
     def read(*words: str) -> Requirements:
-        return wheels.read(words, (), index=True)
+        return wheels.read_requirements(words, (), index=True)
 
     typed = read("torch==2.13.0", "ray[train]>=2", "numpy")
     assert typed.file.read_text() == "numpy\nray[train]>=2\ntorch==2.13.0\n"
@@ -133,7 +133,7 @@ def test_wheels_for_downloads_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         wheel(links, "other", version)
     file = tmp_path / "requirements.txt"
     file.write_text("mine\n")
-    sources = wheels.read((str(file),), (str(links),), index=False)
+    sources = wheels.read_requirements((str(file),), (str(links),), index=False)
     said: list[str] = []
     with output.heard_by(said.append):
         directory = wheels.wheels_for(HERE, sources)
@@ -161,7 +161,7 @@ def test_wheels_for_refuses_wheel_without_matching_hash(
     file = tmp_path / "requirements.txt"
     for digest in (total, "0" * 64):
         file.write_text(f"mine==1.0 --hash=sha256:{digest}\n")
-        sources = wheels.read((str(file),), (str(tmp_path),), index=False)
+        sources = wheels.read_requirements((str(file),), (str(tmp_path),), index=False)
         if digest == total:
             assert list(wheels.wheels_for(HERE, sources).glob("mine-*.whl"))
         else:

@@ -19,10 +19,10 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_activations_are_stored_per_machine(kept: Path) -> None:
-    assert activations.read() == {}
-    activations.remember({"gpu01": "venv:/a", "gpu02:2222": "venv:/b"})
-    activations.remember({"gpu01": "venv:/c"})
-    assert activations.read() == {"gpu01": "venv:/c", "gpu02:2222": "venv:/b"}
+    assert activations.read_activations() == {}
+    activations.remember_activations({"gpu01": "venv:/a", "gpu02:2222": "venv:/b"})
+    activations.remember_activations({"gpu01": "venv:/c"})
+    assert activations.read_activations() == {"gpu01": "venv:/c", "gpu02:2222": "venv:/b"}
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
@@ -31,19 +31,19 @@ def test_read_refuses_damaged_file(kept: Path, text: str) -> None:
     kept.write_text(text)
     kept.chmod(0o600)
     with pytest.raises(UsageError, match=r"activations\.json is not") as caught:
-        activations.read()
+        activations.read_activations()
     assert caught.value.fix.startswith("rm ")
 
 
 def test_read_refuses_file_writable_by_others(kept: Path) -> None:
-    activations.remember({"gpu01": "venv:/a"})
+    activations.remember_activations({"gpu01": "venv:/a"})
     kept.chmod(0o666)
     with pytest.raises(UsageError, match="may be written by everybody, and is not believed"):
-        activations.read()
+        activations.read_activations()
     kept.unlink()
     kept.symlink_to("/etc/passwd")
     with pytest.raises(UsageError, match="cannot be read"):
-        activations.read()
+        activations.read_activations()
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ MADE = "venv:~/.orchestrator/environments/0123456789abcdef"
 
 
 def test_settled_uses_remembered_environment_and_notes_it() -> None:
-    activations.remember({"a": MADE.replace("0", "f")})
-    activations.remember({"a": MADE})
+    activations.remember_activations({"a": MADE.replace("0", "f")})
+    activations.remember_activations({"a": MADE})
     nodes = [Node("a"), Node("b")]
     assert [settled(node, Launch()).activate for node in nodes] == [MADE, None]
     (note,) = note_remembered(nodes, Launch())
@@ -42,7 +42,7 @@ def test_settled_uses_remembered_environment_and_notes_it() -> None:
 def test_named_environment_overrides_remembered_one(
     options: str, launch: dict[str, str], activate: str | None
 ) -> None:
-    activations.remember({"a": MADE})
+    activations.remember_activations({"a": MADE})
     (there,) = parse_nodes(f"a {options}", "list")
     asked = replace(Launch(), **launch)
     assert settled(there, asked).activate == activate

@@ -146,7 +146,7 @@ def test_config_that_does_not_fit_nodes_is_refused(
 def test_invalid_config_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(UsageError) as refused:
-        accelerate.read(tmp_path / "a.yaml")
+        accelerate.read_file(tmp_path / "a.yaml")
     assert words in str(refused.value)
 
 

@@ -36,7 +36,7 @@ def test_collect_harms_no_process_that_cannot_answer(job: Job, tmp_path: Path) -
     answers = {}
 
     def asked() -> bool:
-        answers.update(hang.collect(job.run))
+        answers.update(hang.collect_stacks(job.run))
         return "in waits" in answers[0].stacks
 
     wait_until(asked)
@@ -73,14 +73,14 @@ def test_collect_reads_fresh_answer_of_recorder(job: Job, tmp_path: Path) -> Non
     python, _, *words = spec["agent"]
     job.start({**spec, "agent": [python, "-u", "-c", TORCH_FIRST, *words]})
     wait_until(lambda: job.said("ready", "0"))
-    stuck = of_rank(0, 0, hang.collect(job.run)[0])
+    stuck = of_rank(0, 0, hang.collect_stacks(job.run)[0])
     assert stuck.waits == {("0", "nccl"): (4, "all_reduce", pytest.approx(1795823611.4, abs=1))}
     assert stuck.entered[("0", "nccl")] == 5 and ("0", "gloo") in stuck.entered
     (pid,) = hang.rank_pids(job.run)
     os.kill(pid, signal.SIGSTOP)
     # Each thread stops when it is scheduled next.
     wait_until(lambda: (now := processes.find(pid)) is not None and now.state == "T")
-    stopped = hang.collect(job.run)[0]
+    stopped = hang.collect_stacks(job.run)[0]
     assert (stopped.state, stopped.collectives) == ("T", "")
     os.kill(pid, signal.SIGCONT)
     job.end("enough", 0.5)

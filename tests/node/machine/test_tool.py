@@ -9,7 +9,7 @@ from tests.node.running import alive, wait_until
 
 
 def run(*argv: str, seconds: float = 20.0, **env: str) -> tuple[str, str]:
-    return tool.run(argv, seconds, env)[:2]
+    return tool.run_tool(argv, seconds, env)[:2]
 
 
 def test_run_returns_output() -> None:

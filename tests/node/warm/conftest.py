@@ -116,4 +116,4 @@ def node(
     monkeypatch.setattr(sys, "executable", PYTHON)
     yield made
     for each in standbys.find_all():
-        standbys.end(each)
+        standbys.end_standby(each)

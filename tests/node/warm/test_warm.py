@@ -44,7 +44,7 @@ def test_standby_is_used_once_and_ended(node: WarmNode) -> None:
     assert (job.events[-1]["agent"], job.events[-1]["left"]) == (0, [])
     assert not standbys.find_all() and not alive(standby.pid)
     standby = node.keep_warm(job)
-    assert standbys.end(standby)
+    assert standbys.end_standby(standby)
     assert not alive(standby.pid) and not Path(standby.directory).exists()
     assert not list(Path(standbys.root()).iterdir())
 
@@ -273,9 +273,9 @@ def test_silent_standby_is_killed(node: WarmNode, monkeypatch: pytest.MonkeyPatc
 
 def test_standby_has_one_claimant(node: WarmNode) -> None:
     standby = node.keep_warm(node.run(HELLO)[0])
-    claimed = standbys.claim(standby)
-    assert claimed is not None and standbys.claim(standby) is None
-    assert standbys.end(standby) and alive(standby.pid), "another caller has it"
+    claimed = standbys.claim_standby(standby)
+    assert claimed is not None and standbys.claim_standby(standby) is None
+    assert standbys.end_standby(standby) and alive(standby.pid), "another caller has it"
     assert standbys.end_claimed(claimed) and not alive(standby.pid)
 
 

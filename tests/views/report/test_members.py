@@ -39,18 +39,18 @@ def swept(
 
 
 def html(journal: Journal) -> str:
-    return page.page_of_members(members.read(journal))
+    return page.page_of_members(members.read_members(journal))
 
 
 def test_best_member_is_first(tmp_path: Path) -> None:
     values = [{"lr": "1e-4"}, {"lr": "1e-3"}, {"lr": "1e-2"}, {"lr": "1"}]
-    read = members.read(swept(tmp_path, values, ENDS))
+    read = members.read_members(swept(tmp_path, values, ENDS))
     assert [member.member for member in read.every] == [2, 0, 1, 3]
     assert read.summary() == "2 done, 1 failed, 1 not over"
     headings, rows = read.table()
     assert headings == ["lr", "val_loss", "time"]
     assert [cells for _, cells in rows[1:3]] == [["1e-4", "2", "3 s"], ["1e-3", "-", "3 s"]]
-    most = members.read(swept(tmp_path, values, ENDS, "most"))
+    most = members.read_members(swept(tmp_path, values, ENDS, "most"))
     assert [member.member for member in most.every] == [0, 2, 1, 3]
 
 
@@ -59,7 +59,7 @@ def test_best_so_far_never_worsens(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(journals.time, "time", lambda: next(clock))
     ends = [("done", 3.0), ("done", 4.0), ("failed", None), ("done", 1.0)]
     journal = swept(tmp_path, [{"lr": str(n)} for n in range(4)], ends)
-    chart = members.read(journal).best_so_far()
+    chart = members.read_members(journal).best_so_far()
     assert chart is not None and chart.over == "time"
     assert [line.curve.means for line in chart.lines] == [[3.0, 3.0, 1.0], [3.0, 4.0, 1.0]]
     assert chart.lines[0].curve.steps == [10, 30, 70]
@@ -96,4 +96,4 @@ def test_changed_journal_is_refused(tmp_path: Path, line: str) -> None:
     with (journal.path / journals.JOURNAL).open("a") as file:
         file.write(f"{line}\n")
     with pytest.raises(UsageError, match="was changed"):
-        members.read(journal)
+        members.read_members(journal)

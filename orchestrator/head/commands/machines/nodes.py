@@ -177,7 +177,9 @@ LINES: Table[NodeLine] = Table(
 Lost = Sequence[tuple[str, OrchestratorError]]
 
 
-def read_books(arguments: LaunchArguments) -> tuple[list[tuple[Reached, LockTableState]], Lost]:
+def read_lock_tables(
+    arguments: LaunchArguments,
+) -> tuple[list[tuple[Reached, LockTableState]], Lost]:
     """Return the lock tables of the nodes that answer, and the errors of the others."""
     answered = try_all(resolve(arguments))
     states = fleet.ask(
@@ -190,7 +192,7 @@ def read_books(arguments: LaunchArguments) -> tuple[list[tuple[Reached, LockTabl
 
 
 def queue(arguments: LaunchArguments) -> int:
-    read, lost = read_books(arguments)
+    read, lost = read_lock_tables(arguments)
     lines = list(lines_of(read))
     problems = [{"name": name, "problem": error.what} for name, error in lost]
     data = {"jobs": [queue_line(line) for line in lines], "lost": problems}

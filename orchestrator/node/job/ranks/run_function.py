@@ -27,13 +27,13 @@ def main() -> None:
             places = map(os.path.abspath, [*pickle.load(file), "."])
             sys.path[:1] = filter(os.path.exists, dict.fromkeys(places))
             function, args, kwargs = pickle.load(file)
-        keep(cloudpickle, function(*args, **kwargs))
+        write_result(cloudpickle, function(*args, **kwargs))
     except Exception as error:
-        keep_error(cloudpickle, error)
+        write_error(cloudpickle, error)
         raise
 
 
-def keep(cloudpickle: Any, result: Any) -> None:
+def write_result(cloudpickle: Any, result: Any) -> None:
     try:
         write("pkl", lambda file: cloudpickle.dump(result, file))
     except OSError:
@@ -52,7 +52,7 @@ def unsendable(result: Any, error: Exception) -> TypeError:
     )
 
 
-def keep_error(cloudpickle: Any, error: Exception) -> None:
+def write_error(cloudpickle: Any, error: Exception) -> None:
     """Send the exception back if a pickle reproduces its type; else its text is printed."""
     try:
         data = cloudpickle.dumps(error)
