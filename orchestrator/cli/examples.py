@@ -172,7 +172,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "help": (
         ("orchestrator help", "list the topics"),
-        ("orchestrator help host-key-changed", "explain a message"),
+        ("orchestrator help NCCL_SOCKET_IFNAME", "search for a word"),
         ("orchestrator help launch", "the same as launch --help"),
     ),
 }

@@ -1,4 +1,4 @@
-"""`orchestrator help`: the topics of docs/troubleshooting.md, and the topic of a message.
+"""`orchestrator help`: the topics of docs/troubleshooting.md, the guide, and a search in both.
 
 The page is the only table: a topic is a heading of the third level, and the words of the messages
 that it explains stand first in its paragraphs, as code before a colon.
@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common.errors import EXIT_DONE, UsageError, nearest
+from orchestrator.common.text import table
 
 AGENTS = Path(__file__).with_name("agents.md")
 # A link to docs/troubleshooting.md; a wheel contains the file itself.
 PAGE = Path(__file__).with_name("troubleshooting.md")
+# A link to docs/guide.
+GUIDE = Path(__file__).with_name("guide")
+MOST_FOUND = 6
 MESSAGES = re.compile(r"^(`[^`]+`(?:, `[^`]+`)*)[^`:\n]*:", re.MULTILINE)
 # What stands for something else in the words of a message: dots, a name in capitals, a number.
 OPEN = re.compile(r"\.\.\.|\b[A-Z]{3,}\b(?!_)|\b\d+\b|\bN\b")
@@ -62,6 +67,40 @@ def topic_of(message: str) -> str:
     return explained[min(explained)] if explained else ""
 
 
+@functools.cache
+def pages() -> dict[str, str]:
+    """Return the pages of the guide by their names, such as guide/environments."""
+    files = sorted(GUIDE.glob("*.md"))
+    return {f"guide/{file.stem}": file.read_text(encoding="utf-8") for file in files}
+
+
+def searched(words: Sequence[str], options: Mapping[str, str]) -> str:
+    """Return the topics, pages and options that have most of these words, the best first."""
+    long = [word for word in words if len(word) > 3]
+    # A word of the text may go on: sweep finds sweeps.
+    wanted = [rf"\b{re.escape(word.lower().strip('?.,'))}" for word in long or words]
+    texts = {name: f"{topic.title}\n{topic.text}" for name, topic in topics().items()} | pages()
+
+    def score(text: str) -> tuple[int, int]:
+        title, _, rest = text.lower().partition("\n")
+        found = [(len(re.findall(w, title)), len(re.findall(w, rest))) for w in wanted]
+        return sum(map(any, found)), sum(20 * named + count for named, count in found)
+
+    best = sorted(texts, key=lambda name: score(texts[name]), reverse=True)[:MOST_FOUND]
+    rows = [
+        (f"orchestrator help {name}", texts[name].partition("\n")[0].lstrip("# "))
+        for name in best
+        if any(score(texts[name]))
+    ]
+    flags = sorted(options, key=lambda name: score(f"{name}\n{options[name]}"), reverse=True)
+    rows += [
+        (f"  {name}", options[name].partition(" [default")[0])
+        for name in flags[:MOST_FOUND]
+        if score(f"{name}\n{options[name]}")[0] == len(wanted)
+    ]
+    return "\n".join(table(rows))
+
+
 def listed() -> str:
     lines = []
     for topic in topics().values():
@@ -74,20 +113,28 @@ def listed() -> str:
             *lines[1:],
             "  agents",
             "",
-            "Type: orchestrator help TOPIC, or orchestrator COMMAND --help",
+            "Guide:",
+            *(f"  {name}" for name in pages()),
+            "",
+            "Type: orchestrator help TOPIC or WORD..., or orchestrator COMMAND --help",
         ]
     )
 
 
-def explained(name: str) -> str:
+def explained(words: Sequence[str], options: Mapping[str, str]) -> str:
+    """Return a topic or a page by its name, else what a search for the words finds."""
+    name = " ".join(words)
     if name == "agents":
         return AGENTS.read_text(encoding="utf-8").rstrip()
-    topic = topics().get(name)
-    if topic is None:
-        known = nearest(name, topics())
-        raise UsageError(f"no topic {name!r}{known}", "orchestrator help   lists them")
-    plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", topic.text)
-    return f"{topic.title}\n\n{plain}"
+    topic, page = topics().get(name), pages().get(f"guide/{name.removeprefix('guide/')}")
+    if topic is None and page is None:
+        found = searched(words, options)
+        if not found:
+            known = nearest(name, [*topics(), *pages()])
+            raise UsageError(f"no topic {name!r}{known}", "orchestrator help   lists them")
+        return f"{name!r} is no topic; it stands in:\n\n{found}"
+    text = f"{topic.title}\n\n{topic.text}" if topic else page or ""
+    return re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).rstrip()
 
 
 def show(text: str) -> int:

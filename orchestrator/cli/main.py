@@ -240,20 +240,22 @@ def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
 
 
 @cli.command("help")
-@click.argument("topic", required=False)
+@click.argument("words", nargs=-1, metavar="[TOPIC | WORD...]")
 @click.pass_context
-def help_command(context: click.Context, topic: str | None) -> int:
-    """Explain a topic of the messages, or a command.
+def help_command(context: click.Context, words: tuple[str, ...]) -> int:
+    """Explain a topic, a page of the guide or a command.
 
-    Without TOPIC, the topics are listed.
+    Other words are looked for in topics, guide and options. Without any, topics and pages are
+    listed.
     """
     from orchestrator.cli import help as pages
 
-    command = cli.get_command(context, topic) if topic else None
+    command = cli.get_command(context, words[0]) if len(words) == 1 else None
     if command is not None:
-        inner = command.make_context(f"orchestrator {topic}", [], resilient_parsing=True)
+        inner = command.make_context(f"orchestrator {words[0]}", [], resilient_parsing=True)
         return pages.show(command.get_help(inner))
-    return pages.show(pages.explained(topic) if topic else pages.listed())
+    options = {"/".join(o.opts): getattr(o, "help", "") or "" for o in launch_command.params}
+    return pages.show(pages.explained(words, options) if words else pages.listed())
 
 
 for command in (

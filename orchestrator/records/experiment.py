@@ -176,6 +176,8 @@ class JobRecord:
     spares: list[NodeRecord] = field(default_factory=list)
     # True for the built-in training, which does the steps of its config. False for a script.
     engine: bool = True
+    # The words of the user's program, without the launch's options; empty for the engine.
+    program: list[str] = field(default_factory=list)
 
     def node(self, index: int) -> NodeRecord:
         return next(node for node in self.nodes if node.index == index)

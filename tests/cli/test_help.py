@@ -74,3 +74,18 @@ def test_unknown_topic_suggests_nearest() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "no topic 'host-keys-changed'; did you mean 'host-key-changed'?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["conda"], "guide/environments"),
+        (["how", "do", "I", "use", "conda?"], "guide/environments"),
+        (["NCCL_SOCKET_IFNAME"], "guide/network"),
+        (["resume"], "guide/keeping"),
+        (["hang"], "--hang-timeout"),
+    ],
+)
+def test_help_finds_words_in_topics_guide_and_options(words: list[str], found: str) -> None:
+    shown = CliRunner().invoke(cli, ["help", *words], standalone_mode=False).output
+    assert found in shown and "host-key-changed" not in shown

@@ -20,7 +20,7 @@ from orchestrator.records.metrics import progress
 
 # Without --all, only this many jobs are listed.
 USUALLY = 20
-NOTE_CHARACTERS, CAUSE_CHARACTERS = 60, 120
+COMMAND_CHARACTERS, NOTE_CHARACTERS, CAUSE_CHARACTERS = 40, 60, 120
 
 
 def step_of(row: Row) -> str:
@@ -56,6 +56,7 @@ COLUMNS: tuple[Column[Row], ...] = (
     Column("LEFT", left_of, right=True),
     Column("NODES", lambda row: str(row.nodes), right=True),
     Column("AGE", age_of, right=True),
+    Column("COMMAND", lambda row: row.command[:COMMAND_CHARACTERS] or "-", drop=2),
     Column("NOTE", lambda row: (note_of(row), styles.DIM), drop=1),
 )
 

@@ -54,25 +54,27 @@ class Running:
 def first_record(prepared: Prepared) -> JobRecord:
     """Return the record of a job that is about to start; its command line is redacted."""
     request, plan = prepared.request, prepared.plan
-    config = request.where.ssh_config
+    config, target = request.where.ssh_config, request.target
+    words = ["-m", target.name] if target.kind == "module" else [target.name]
     return JobRecord(
         job=plan.job,
         experiment=str(prepared.experiment.path),
         state="starting",
-        command=shown_command(request),
+        command=shown_command(request, request.command),
         nodes=list(map(node_record, plan.nodes)),
         started=time.time(),
         head=experiment.this_head(),
         ssh_config=str(config.absolute()) if config else None,
         master=f"{plan.master_address}:{plan.master_port}",
         launch=replace(request.config.launch, start=plan.start),
-        engine=request.target.kind == "engine" and request.target.name in ("", ENGINE),
+        engine=target.kind == "engine" and target.name in ("", ENGINE),
+        program=[] if target.kind == "engine" else shown_command(request, [*words, *target.args]),
     )
 
 
-def shown_command(request: LaunchRequest) -> list[str]:
-    """Return the command line without secrets: first those known by value, then by pattern."""
-    return redact.redacted_command(hiding.hide(list(request.command), request.secrets))
+def shown_command(request: LaunchRequest, words: Sequence[str]) -> list[str]:
+    """Return a command line without secrets: first those known by value, then by pattern."""
+    return redact.redacted_command(hiding.hide(list(words), request.secrets))
 
 
 def node_record(node: NodePlan) -> NodeRecord:
@@ -302,7 +304,7 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
     return {
         "orchestrator": __version__,
         "python": sys.version.split()[0],
-        "command": shlex.join(shown_command(request)),
+        "command": shlex.join(shown_command(request, request.command)),
         "directory": str(origin.directory if origin else Path.cwd()),
         "code": origin.code
         if origin

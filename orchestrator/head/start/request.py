@@ -36,9 +36,6 @@ from orchestrator.head.plan.plan import CALL, ENGINE
 from orchestrator.head.start import variables
 from orchestrator.protocol.spec import Target
 
-# An experiment may be called by 100 characters; a sweep adds a number.
-LONGEST_NAME = 60
-
 
 @dataclass(frozen=True)
 class LaunchRequest:
@@ -158,8 +155,9 @@ def target_of(arguments: LaunchArguments) -> Target:
 def name_of(target: Target) -> str:
     """Return the name of a program's experiments: that of its script or module."""
     stem = target.name if target.kind == "module" else Path(target.name).stem
-    plain = re.sub(r"[^A-Za-z0-9_.+-]+", "_", stem).lstrip("_.+-")[:LONGEST_NAME]
-    return Launch.name if target.kind == "engine" else plain or Launch.name
+    plain = re.sub(r"[^A-Za-z0-9_.+-]+", "_", stem).lstrip("_.+-")
+    # It may have 100 characters, and a sweep adds a number.
+    return Launch.name if target.kind == "engine" else plain[:60] or Launch.name
 
 
 def without_python(program: Sequence[str]) -> Target:

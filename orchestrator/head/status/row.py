@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass
 
@@ -36,6 +37,13 @@ class Row:
     # The user's own note, from --note.
     note: str = ""
     tags: tuple[str, ...] = ()
+    # The program and its arguments, or the options of a launch of the built-in engine.
+    command: str = ""
+
+
+def command_of(record: JobRecord) -> str:
+    """Return the program of a job with its arguments, in one line."""
+    return in_one_line(shlex.join(record.program or record.command[1:]))
 
 
 def of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
@@ -58,6 +66,7 @@ def of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
         training=training if 0 < training <= 1 else None,
         note=in_one_line(record.launch.note or ""),
         tags=tuple(map(in_one_line, record.launch.tag)),
+        command=command_of(record),
     )
 
 

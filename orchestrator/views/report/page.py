@@ -19,6 +19,7 @@ import jinja2
 
 from orchestrator.common.text import duration, size
 from orchestrator.head.follow import verdict
+from orchestrator.head.status.row import command_of
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics import curves
 from orchestrator.records.metrics.curves import in_thousands
@@ -251,6 +252,6 @@ TEMPLATES.globals["looks"] = {"done": "good", "running": "good", "failed": "bad"
 TEMPLATES.filters["verdict"] = verdict.to_lines
 for function in (
     *(digest, cause, lasted, figures, runs, clock, written, since, nodes, what_was_run),
-    *(duration, in_thousands),
+    *(duration, in_thousands, command_of),
 ):
     TEMPLATES.filters[function.__name__] = function

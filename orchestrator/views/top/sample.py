@@ -15,6 +15,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.status.row import command_of
 from orchestrator.protocol.facts import Checkup, Gpu, Load
 from orchestrator.protocol.requests.machine import Examine
 from orchestrator.protocol.timing import ANSWER_SECONDS
@@ -43,6 +44,7 @@ class JobSample(Progress):
     nodes: tuple[str, ...]
     since: float
     experiment: str = ""
+    command: str = ""
     # Only filled for the job that is shown in detail.
     ranks: tuple[RankProgress, ...] = ()
 
@@ -153,7 +155,8 @@ class Watch:
             steps = progress.all_steps(found.path, record)
             how_far, ranks = progress.of(found.path, record, steps)
             closer = tuple(ranks) if self.closer in (sample.job, EVERY) else ()
-            return replace(sample, experiment=found.name, ranks=closer, **vars(how_far))
+            known = {"experiment": found.name, "command": command_of(record), **vars(how_far)}
+            return replace(sample, ranks=closer, **known)
         return sample
 
 

@@ -21,7 +21,7 @@ BAR_CHARACTERS = 8
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 MOST_USERS = 3
 # In characters, of folded names.
-LONGEST_PLACE = 20
+LONGEST_PLACE, LONGEST_COMMAND = 20, 40
 # Below this free share, a disk may soon be full.
 LITTLE_DISK = 0.1
 # The shares in use from which on a cell has a colour.
@@ -226,6 +226,7 @@ def job_table(now: float) -> Table[JobSample]:
             Column("FOR", lambda job: text.duration(round(max(1.0, now - job.since))), drop=3),
             Column("USER", lambda job: job.user, drop=4),
             Column("NODES", place_words, drop=5),
+            Column("COMMAND", lambda job: job.command[:LONGEST_COMMAND] or "-", drop=6),
         )
     )
 

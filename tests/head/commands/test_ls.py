@@ -43,7 +43,7 @@ def test_ls_prints_line_per_job_newest_first(
     cause = JobVerdict(kind="exception", message="KeyError: 'labels'\nmore")
     ended = {"ended": time.time(), "exit_code": 1}
     experiment(tmp_path, NAMES[0], "failed", verdict=cause, **ended)
-    runs = experiment(tmp_path, NAMES[1], "running", engine=False)
+    runs = experiment(tmp_path, NAMES[1], "running", engine=False, program=["a b.py", "--lr=1"])
     step = {"step": 214, "steps": 1740, "loss": 0.016, "step_ms": 300}
     (runs.path / "outputs" / file_name(0)).write_text(json.dumps(step) + "\n")
     damaged = experiment(tmp_path, NAMES[2], "done", **ended)
@@ -54,6 +54,7 @@ def test_ls_prints_line_per_job_newest_first(
     assert heading.split()[:6] == ["JOB", "STATE", "STEP", "LOSS", "LEFT", "NODES"]
     assert third.startswith(f"{NAMES[2]}  damaged")
     assert second.split()[:5] == [NAMES[1], "running", "214/1740", "0.016", "7"]
+    assert second.endswith("  'a b.py' --lr=1") and heading.split()[-2:] == ["COMMAND", "NOTE"]
     assert first.split()[:6] == [NAMES[0], "failed", "-", "-", "-", "1"]
     assert first.endswith("KeyError: 'labels'")
     with output.json_alone():

@@ -29,7 +29,7 @@ def test_node_row_has_every_column() -> None:
 
 
 def test_job_row_has_every_column() -> None:
-    whole = job("train", slowest="rank 3 +40%", nodes=("one", "two", "three"))
+    whole = job("train", slowest="rank 3 +40%", nodes=("one", "two", "three"), command="a.py")
     foreign = job("x", experiment="", step=None, steps=None, loss=None, rate=None, left=None)
     jobs = table.job_table(sample().time)
     assert dict(zip(jobs.headings, jobs.words(whole), strict=True)) == {
@@ -42,11 +42,12 @@ def test_job_row_has_every_column() -> None:
         "FOR": "1 min 30 s",
         "USER": "ada",
         "NODES": "one, two and 1 more",
+        "COMMAND": "a.py",
     }
-    assert jobs.words(foreign) == ["x-1f", *["-"] * 5, "1 min 30 s", "ada", "one, two"]
+    assert jobs.words(foreign) == ["x-1f", *["-"] * 5, "1 min 30 s", "ada", "one, two", "-"]
     many = job("z", nodes=tuple(f"gpu{number}" for number in range(1, 65)))
     # Node lists use this notation.
-    assert jobs.words(many)[-1] == "gpu[1-64]"
+    assert jobs.words(many)[-2] == "gpu[1-64]"
     assert jobs.words(job("y", loss=None, lost=True))[2] == "NaN"
 
 
