@@ -1,6 +1,6 @@
 """Train with random faults and without, and draw both curves: they must be one.
 
-    python scripts/bench/no_seam.py [--faults 6] [--seed 1] [--svg docs/no_seam.svg]
+    python scripts/bench/no_seam.py [--faults 6] [--seed 1] [--private] [--svg docs/no_seam.svg]
 
 Root: the hosts, four nodes and a spare, are network namespaces. Exits with 1 where the two differ.
 """
@@ -35,17 +35,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 30))
     parser.add_argument("--pace", type=float, default=0.1, help="seconds of a step")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="until the last fault")
+    parser.add_argument("--private", action="store_true", help="each node has its own disk")
     parser.add_argument("--svg", type=Path, help="where the picture of both curves goes")
     options = parser.parse_args()
     require_root()
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="orchestrator-no-seam-") as name:
-        cluster, work = NetnsCluster(5, Path(name) / "cluster"), Path(name) / "work"
+        work, notes = Path(name) / "work", Path(name) / "notes"
         work.mkdir()
+        disks = [work] if options.private else []
+        cluster = NetnsCluster(5, Path(name) / "cluster", tmpfs=disks)
         with cluster:
             kinds = order(random.Random(options.seed), options.faults)
             faults = [(kind, FAULTS[kind]) for kind in kinds]
-            one = NoSeam(cluster, work, options.seed, faults, options.pace)
+            shared = notes if options.private else None
+            one = NoSeam(cluster, work, options.seed, faults, options.pace, shared)
             one.minutes, one.say = options.minutes, say
             try:
                 broken, whole = one.run()

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records.metrics import trainers
 from tests.clusters.netns import NetnsCluster
 from tests.end_to_end.harm import PATIENCE, Harm, Seam
 from tests.engine.worlds import Job, run
@@ -31,8 +30,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 from orchestrator import Trainer
 
-steps, pace = int(sys.argv[1]), float(sys.argv[2])
-out, rank = os.path.join(os.environ["ORCHESTRATOR_EXPERIMENT"], "outputs"), os.environ["RANK"]
+steps, pace, out = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+rank = os.environ["RANK"]
 
 class Numbered(Dataset):
     def __len__(self):
@@ -44,9 +43,11 @@ class Numbered(Dataset):
 def step(model, batch):
     numbers, x, y = batch
     time.sleep(pace)
+    loss = (model(x) - y).square().mean()
     with open(os.path.join(out, f"seen_{rank}.txt"), "a") as file:
-        file.write(f"{trainer.state.step + 1} {' '.join(map(str, numbers.tolist()))}\\n")
-    return (model(x) - y).square().mean(), len(numbers)
+        seen = " ".join(map(str, numbers.tolist()))
+        file.write(f"{trainer.state.step + 1} {loss.item().hex()} {seen}\\n")
+    return loss, len(numbers)
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 4))
@@ -81,6 +82,7 @@ class Noted:
 class Trained:
     """The results of a training that have to be the same in every run."""
 
+    # The losses by step: the means of all ranks, or on private disks rank 0's own.
     losses: Mapping[int, float]
     # This maps (step, rank) to the samples' numbers.
     samples: Mapping[tuple[int, int], tuple[int, ...]]
@@ -98,10 +100,14 @@ class NoSeam(Harm):
         seed: int,
         faults: Sequence[tuple[str, Callable[[Harm], str]]],
         pace: float = 0.1,
+        notes: Path | None = None,
     ) -> None:
         super().__init__(cluster, directory, seed, cluster.size - 1)
         # The pace is the length of a step in seconds.
         self.faults, self.pace = faults, pace
+        # The ranks note what they see there. Nodes with private disks get a place that all share.
+        self.private, self.notes = notes is not None, notes or directory / "notes"
+        self.notes.mkdir(exist_ok=True)
         # No further fault starts after this time.
         self.minutes = float("inf")
         self.say: Callable[[str], object] = print
@@ -124,24 +130,30 @@ class NoSeam(Harm):
             self.finish()
         finally:
             self.repair()
-        broken = trained(self.head.experiment, self.nodes)
-        whole = trained(self.undisturbed(), self.nodes)
+        broken = self.trained(self.head.experiment, self.notes)
+        whole = self.undisturbed()
         compare(broken, whole, self.steps)
         return broken, whole
 
-    def undisturbed(self) -> Path:
-        """Return the experiment of the same training, in ranks without nodes and supervisors."""
+    def trained(self, experiment: Path, notes: Path) -> Trained:
+        return trained(None if self.private else experiment, notes, self.nodes)
+
+    def undisturbed(self) -> Trained:
+        """Train the same in ranks without nodes and supervisors."""
+        notes = self.notes / "undisturbed"
+        notes.mkdir()
         env = {"PROGRAM": str(self.head.directory / "train.py"), "STEPS": str(self.steps)}
+        env["NOTES"] = str(notes)
         place, call = str(self.head.directory / "undisturbed"), "tests.end_to_end.no_seam:alone"
         job = Job(place, [1] * self.nodes, {}, env=env, call=call)
         assert run(job) == [[0] * self.nodes], job.output()
-        return job.experiment()
+        return self.trained(job.experiment(), notes)
 
     def launch(self) -> None:
         restarts = str(5 * len(self.faults) + 5)
         options = ["--nproc", "1", "--max-restarts", restarts, "--quiet"]
         options += ["--node-loss-timeout", f"{LEASE:g}", "--connect-timeout", "5"]
-        words = ["train.py", str(self.steps), str(self.pace)]
+        words = ["train.py", str(self.steps), str(self.pace), str(self.notes)]
         self.command = self.head.launch(*options, *words)
 
     def finish(self) -> None:
@@ -167,7 +179,10 @@ class NoSeam(Harm):
 
     @property
     def step(self) -> int:
-        return int(trainers.last(self.head.experiment / "outputs/rank_00_metrics.jsonl").step or 0)
+        """The last step that rank 0 has begun."""
+        noted = self.notes / "seen_0.txt"
+        lines = noted.read_text().rpartition("\n")[0].splitlines() if noted.exists() else []
+        return int(lines[-1].split()[0]) if lines else 0
 
     def await_step(self, step: int) -> None:
         self.until(lambda: self.step >= min(step, self.steps), f"step {step}")
@@ -175,26 +190,31 @@ class NoSeam(Harm):
 
 def alone(_: Path) -> None:
     """Run the program in a rank that was forked from a Python which has imported torch."""
-    sys.argv = [os.environ["PROGRAM"], os.environ["STEPS"], "0"]
+    sys.argv = [os.environ["PROGRAM"], os.environ["STEPS"], "0", os.environ["NOTES"]]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 # -- what is left ---------------------------------------------------------------------------------
 
 
-def trained(experiment: Path, ranks: int) -> Trained:
-    """Read what a training wrote. Of a step that was taken again, the last time counts."""
-    outputs = experiment / "outputs"
-    metrics = (outputs / "rank_00_metrics.jsonl").read_text().splitlines()
-    # The epoch writes a line of its own.
-    lines = [line for line in map(json.loads, metrics) if "loss" in line]
-    losses = {line["step"]: line["loss"] for line in lines}
+def trained(experiment: Path | None, notes: Path, ranks: int) -> Trained:
+    """Read what a training noted. Of a step that was taken again, the last time counts.
+
+    With an experiment, the losses are those of its metrics, in which no line may be missing.
+    """
+    losses: dict[int, float] = {}
     samples: dict[tuple[int, int], tuple[int, ...]] = {}
-    for number in range(ranks):
-        for line in (outputs / f"seen_{number}.txt").read_text().splitlines():
-            step, *seen = map(int, line.split())
-            samples[step, number] = tuple(seen)
-    weights = (outputs / f"weights_{number}.txt" for number in range(ranks))
+    for number in reversed(range(ranks)):
+        for line in (notes / f"seen_{number}.txt").read_text().splitlines():
+            step, loss, *seen = line.split()
+            losses[int(step)] = float.fromhex(loss)
+            samples[int(step), number] = tuple(map(int, seen))
+    if experiment is not None:
+        metrics = (experiment / "outputs/rank_00_metrics.jsonl").read_text().splitlines()
+        # The epoch writes a line of its own.
+        lines = [line for line in map(json.loads, metrics) if "loss" in line]
+        losses = {line["step"]: line["loss"] for line in lines}
+    weights = (notes / f"weights_{number}.txt" for number in range(ranks))
     return Trained(losses, samples, tuple(path.read_text() for path in weights))
 
 
