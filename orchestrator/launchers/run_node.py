@@ -27,8 +27,8 @@ from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import accelerate, plan
 from orchestrator.head.plan.accelerate import Accelerate
-from orchestrator.head.plan.model import Plan
-from orchestrator.head.plan.plan import Layout
+from orchestrator.head.plan.model import Layout, Plan
+from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.schedulers import queue
 from orchestrator.head.screen.output import say
 from orchestrator.head.start.claims import without_claims
@@ -36,7 +36,7 @@ from orchestrator.head.start.launch import discarded_on_error, start
 from orchestrator.head.start.nodes import Nodes, settled
 from orchestrator.head.start.parts import Prepared, make_plan, meet
 from orchestrator.head.start.record import Running, record_job
-from orchestrator.head.start.request import LaunchRequest, resolve
+from orchestrator.head.start.request import resolve
 from orchestrator.protocol.control import (
     Agreed,
     Hello,

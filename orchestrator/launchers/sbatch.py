@@ -15,6 +15,7 @@ from orchestrator.common.program import installed
 from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.commands.follow import report_end
 from orchestrator.head.plan import redact
+from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.schedulers import queue
 from orchestrator.head.schedulers.backend import (
     MARGIN_SECONDS,
@@ -22,7 +23,7 @@ from orchestrator.head.schedulers.backend import (
     watch_batch,
 )
 from orchestrator.head.screen.output import say, write_out
-from orchestrator.head.start.request import LaunchRequest, resolve
+from orchestrator.head.start.request import resolve
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.experiments import check_name

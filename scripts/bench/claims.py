@@ -26,10 +26,11 @@ from typing import Any, cast
 
 from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import LaunchArguments
+from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.start import claims
 from orchestrator.head.start.claims import Occupied, wait
 from orchestrator.head.start.nodes import Nodes
-from orchestrator.head.start.request import LaunchRequest, resolve
+from orchestrator.head.start.request import resolve
 from orchestrator.node.server.session import Refusal, ServerSession
 from orchestrator.node.start.claims import Claims
 from orchestrator.node.start.lock_table import LockTable

@@ -17,8 +17,7 @@ from orchestrator.common.text import plural
 from orchestrator.config.launch import Launch
 from orchestrator.config.schema import Config
 from orchestrator.head.nodes.facts import ProbedNode
-from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
-from orchestrator.head.plan.plan import Layout
+from orchestrator.head.plan.model import EnvSetting, Layout, NodePlan, Plan
 
 PROGRAM = "accelerate.commands.launch"
 BY_TORCHRUN = (

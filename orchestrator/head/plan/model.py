@@ -1,4 +1,4 @@
-"""The data of a plan: the program, each node's part, and each setting with its reason."""
+"""The data of a plan: its layout, each node's part, and each setting with its reason."""
 
 from __future__ import annotations
 
@@ -29,6 +29,34 @@ class NodeAddress:
 
     address: str
     interface: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What all nodes of a job have in common: their numbers of ranks, and where these meet."""
+
+    # The number of ranks of every node of the job.
+    counts: tuple[int, ...]
+    # The reasons for these numbers.
+    whys: tuple[str, ...]
+    port: int
+    # The address of the first node.
+    master: str = ""
+    # The IP address if `master` is a host name.
+    master_ip: str = ""
+    # The index of the first node that is planned here.
+    index: int = 0
+    notes: tuple[str, ...] = ()
+    job: str = ""
+    # The job's directory.
+    experiment: str = ""
+    # The start method: "fork" or "plain".
+    start: str = "fork"
+    # The kind of the program, the same on all nodes.
+    kind: str = "auto"
+
+    def first_rank(self, index: int) -> int:
+        return sum(self.counts[:index])
 
 
 @dataclass(frozen=True)
@@ -87,9 +115,9 @@ class Plan:
     master_port: int
     world_size: int
     nodes: tuple[NodePlan, ...]
-    spares: tuple[str, ...]
     # Decisions made for the user, printed at every launch.
     notes: tuple[str, ...]
+    spares: tuple[str, ...] = ()
     # The kind of network for NCCL's data, see Fabric.kind.
     transport: str = "ethernet"
     # Lines that `plan --explain` prints.

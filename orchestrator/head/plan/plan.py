@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import logging
 import posixpath
+import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.common.hosts import listed
+from orchestrator.common.hosts import by_value, listed
 from orchestrator.config import sharding
 from orchestrator.config.launch import Launch
 from orchestrator.config.schema import Config
 from orchestrator.head.nodes.facts import (
     Facts,
     ProbedNode,
-    by_value,
     names,
     no_torch,
     release,
 )
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import nccl_env
-from orchestrator.head.plan.model import EnvSetting, NodeAddress, NodePlan, Plan
+from orchestrator.head.plan.model import EnvSetting, Layout, NodeAddress, NodePlan, Plan
+from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.protocol.requests.claims import VISIBLE, DeviceRequest
 from orchestrator.protocol.spec import Target
 
@@ -67,44 +68,18 @@ ENGINE = "orchestrator.engine.train"
 CALL = "orchestrator.node.job.ranks.run_function"
 
 
-@dataclass(frozen=True)
-class Layout:
-    """The number of ranks on each node, and the address where all ranks meet."""
-
-    # The number of ranks of every node of the job.
-    counts: tuple[int, ...]
-    # The reasons for these numbers.
-    whys: tuple[str, ...]
-    port: int
-    # The address of the first node.
-    master: str = ""
-    # The IP address if `master` is a host name.
-    master_ip: str = ""
-    # The index of the first node that is planned here.
-    index: int = 0
-    notes: tuple[str, ...] = ()
-
-    def first_rank(self, index: int) -> int:
-        return sum(self.counts[:index])
-
-
 def make(
+    request: LaunchRequest,
+    nodes: Sequence[ProbedNode],
     job: str,
     experiment: str,
-    target: Target,
-    nodes: Sequence[ProbedNode],
-    spares: Sequence[Node],
-    config: Config,
-    user_env: Sequence[EnvSetting],
-    *,
-    hinted: frozenset[str] = frozenset(),
     agreed: Layout | None = None,
 ) -> Plan:
     """Return the plan of the whole job, or with `agreed` of the given nodes of a job (run-node).
 
-    Raises CheckFailed if the launch would fail or give wrong results. `hinted` are the variables
-    that the hook mentions.
+    Raises CheckFailed if the launch would fail or give wrong results.
     """
+    config, target = request.config, request.target
     kind = check_targets(target, nodes)
     if not all(node.facts.torch for node in nodes):
         raise no_torch(nodes)
@@ -113,28 +88,37 @@ def make(
     log.info("%s start of a %s; ranks: %s; port %d", start, kind, layout.counts, layout.port)
     if target.kind == "engine" and target.name == ENGINE:
         check_engine(config, layout.counts, nodes)
-    first, master = layout.index, layout.master_ip or None
-    theirs = frozenset({*config.nccl.variables, *config.env, *(s.name for s in user_env)})
+    first, master, hinted = layout.index, layout.master_ip or None, named_by_hook(request.hook)
+    theirs = frozenset({*config.nccl.variables, *config.env, *(s.name for s in request.env)})
     net = nccl_env.make(nodes, config.nccl.profile, theirs, hinted, master=master, first=first)
-    layout = replace(layout, master=layout.master or net.addresses[0].address)
+    layout = replace(
+        layout,
+        master=layout.master or net.addresses[0].address,
+        job=job,
+        experiment=experiment,
+        start=start,
+        kind=kind,
+    )
     log.info("network: %s; master %s", net.fabric.kind, layout.master)
     for name, address in zip((node.name for node in nodes), net.addresses, strict=True):
         log.debug("%s: address %s, %s", name, address.address, address)
-    draft = Draft(job, experiment, start, kind, target, layout, config, user_env)
+    parts = zip(range(first, first + len(nodes)), nodes, net.addresses, net.settings, strict=True)
     return Plan(
         job=job,
         start=start,
         master_address=layout.master,
         master_port=layout.port,
         world_size=sum(layout.counts),
-        nodes=tuple(
-            map(draft.node, range(first, first + len(nodes)), nodes, net.addresses, net.settings)
-        ),
-        spares=tuple(spare.name for spare in spares),
+        nodes=tuple(plan_node(request, layout, *part) for part in parts),
         notes=(*notes, *layout.notes, *net.notes),
         transport=net.fabric.kind,
         hints=net.hints,
     )
+
+
+def named_by_hook(text: str) -> frozenset[str]:
+    """Return the NCCL variables that the hook's text mentions; it may set them on some nodes."""
+    return frozenset(re.findall(r"\bNCCL_[A-Z_]+", text))
 
 
 def lay_out(nodes: Sequence[ProbedNode], config: Config) -> Layout:
@@ -301,93 +285,84 @@ def devices_of_launch(
 # -- one node ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Draft:
-    """The part of a plan that is the same for all nodes."""
+def plan_node(
+    request: LaunchRequest,
+    layout: Layout,
+    index: int,
+    probed: ProbedNode,
+    address: NodeAddress,
+    computed: Sequence[EnvSetting],
+) -> NodePlan:
+    facts, kind = probed.facts, layout.kind
+    target = Target(kind, resolve_name(kind, request.target, facts), request.target.args)
+    workdir, count = facts.workdir if facts.workdir_exists else "/", layout.counts[index]
+    options = (f"--nproc-per-node={count}", f"--local-addr={address.address}")
+    place: tuple[str, ...] = (f"--nnodes={len(layout.counts)}", f"--node-rank={index}")
+    place = (*place, f"--master-addr={layout.master}", f"--master-port={layout.port}")
+    program = program_words(target, workdir, facts.library)
+    torchrun: tuple[str, ...] = (facts.python, "-u", "-m", "torch.distributed.run")
+    agent, paste = (*torchrun, *options), (*torchrun, *place, *options, *program)
+    if layout.start == "fork":
+        fork = ("--run-path", "--start-method=fork")
+        agent = (facts.python, "-u", posixpath.join(facts.library, AGENT), *options, *fork)
+        # Torchrun itself cannot fork a module.
+        if kind != "module":
+            paste = (*torchrun, *place, *options, *fork, *program)
+    elif request.config.launch.no_torchrun:
+        agent = (facts.python, "-u", posixpath.join(facts.library, NO_TORCHRUN), *options)
+        meet = (f"MASTER_ADDR={layout.master}", f"MASTER_PORT={layout.port}")
+        size = (f"RANK={index}", f"WORLD_SIZE={len(layout.counts)}")
+        python = () if kind == "program" else (facts.python, "-u")
+        paste = ("env", *meet, *size, *python, *own_words(target, workdir, facts.library))
+    return NodePlan(
+        index=index,
+        node=probed.node,
+        address=address.address,
+        first_rank=layout.first_rank(index),
+        nproc=count,
+        nproc_why=layout.whys[index],
+        python=facts.python,
+        workdir=workdir,
+        target=target,
+        settings=(*computed, *settings_of(request, layout, index, probed, address)),
+        agent=agent,
+        way=probed.way,
+        placed=OF_TORCHRUN,
+        program=program,
+        paste=paste,
+        library=facts.library,
+        runs=facts.runs,
+        devices=devices_of_launch(probed, request.config, count, request.env),
+    )
 
-    job: str
-    experiment: str
-    start: str
-    kind: str
-    target: Target
-    layout: Layout
-    config: Config
-    user_env: Sequence[EnvSetting]
 
-    def node(
-        self, index: int, probed: ProbedNode, address: NodeAddress, computed: Sequence[EnvSetting]
-    ) -> NodePlan:
-        facts, layout = probed.facts, self.layout
-        target = Target(self.kind, resolve_name(self.kind, self.target, facts), self.target.args)
-        workdir = facts.workdir if facts.workdir_exists else "/"
-        count = layout.counts[index]
-        options = (f"--nproc-per-node={count}", f"--local-addr={address.address}")
-        place = (
-            *(f"--nnodes={len(layout.counts)}", f"--node-rank={index}"),
-            *(f"--master-addr={layout.master}", f"--master-port={layout.port}"),
-        )
-        program = program_words(target, workdir, facts.library)
-        torchrun: tuple[str, ...] = (facts.python, "-u", "-m", "torch.distributed.run")
-        agent, paste = (*torchrun, *options), (*torchrun, *place, *options, *program)
-        if self.start == "fork":
-            fork = ("--run-path", "--start-method=fork")
-            agent = (facts.python, "-u", posixpath.join(facts.library, AGENT), *options, *fork)
-            # Torchrun itself cannot fork a module.
-            if self.kind != "module":
-                paste = (*torchrun, *place, *options, *fork, *program)
-        elif self.config.launch.no_torchrun:
-            agent = (facts.python, "-u", posixpath.join(facts.library, NO_TORCHRUN), *options)
-            meet = (f"MASTER_ADDR={layout.master}", f"MASTER_PORT={layout.port}")
-            size = (f"RANK={index}", f"WORLD_SIZE={len(layout.counts)}")
-            python = () if self.kind == "program" else (facts.python, "-u")
-            paste = ("env", *meet, *size, *python, *own_words(target, workdir, facts.library))
-        return NodePlan(
-            index=index,
-            node=probed.node,
-            address=address.address,
-            first_rank=layout.first_rank(index),
-            nproc=count,
-            nproc_why=layout.whys[index],
-            python=facts.python,
-            workdir=workdir,
-            target=target,
-            settings=(*computed, *self.settings(index, facts, address, count)),
-            agent=agent,
-            way=probed.way,
-            placed=OF_TORCHRUN,
-            program=program,
-            paste=paste,
-            library=facts.library,
-            runs=facts.runs,
-            devices=devices_of_launch(probed, self.config, count, self.user_env),
-        )
-
-    def settings(
-        self, index: int, facts: Facts, address: NodeAddress, count: int
-    ) -> Iterator[EnvSetting]:
-        """Yield the rank's environment beyond the network settings; later ones win."""
-        if self.start == "fork":
-            reason = "counting GPUs must not initialise CUDA before the fork"
-            yield EnvSetting("PYTORCH_NVML_BASED_CUDA_CHECK", "1", reason)
-        if count > 1 and facts.omp_num_threads is None:
-            yield EnvSetting("OMP_NUM_THREADS", "1", "torchrun's default for several ranks")
-        for why, variables in (
-            ("config nccl:", self.config.nccl.variables),
-            ("config env:", self.config.env),
-        ):
-            for name, value in variables.items():
-                yield EnvSetting(name, value, why, yours=True)
-        yield from self.user_env
-        identity = {
-            "NODE_RANK": str(index),
-            "NODE_IP": address.address,
-            "NNODES": str(len(self.layout.counts)),
-            "NPROC_PER_NODE": str(count),
-            "ORCHESTRATOR_JOB": self.job,
-            "ORCHESTRATOR_EXPERIMENT": self.experiment,
-        }
-        for name, value in identity.items():
-            yield EnvSetting(name, value, "identifies the node")
+def settings_of(
+    request: LaunchRequest, layout: Layout, index: int, probed: ProbedNode, address: NodeAddress
+) -> Iterator[EnvSetting]:
+    """Yield the rank's environment beyond the network settings; later ones win."""
+    count = layout.counts[index]
+    if layout.start == "fork":
+        reason = "counting GPUs must not initialise CUDA before the fork"
+        yield EnvSetting("PYTORCH_NVML_BASED_CUDA_CHECK", "1", reason)
+    if count > 1 and probed.facts.omp_num_threads is None:
+        yield EnvSetting("OMP_NUM_THREADS", "1", "torchrun's default for several ranks")
+    for why, variables in (
+        ("config nccl:", request.config.nccl.variables),
+        ("config env:", request.config.env),
+    ):
+        for name, value in variables.items():
+            yield EnvSetting(name, value, why, yours=True)
+    yield from request.env
+    identity = {
+        "NODE_RANK": str(index),
+        "NODE_IP": address.address,
+        "NNODES": str(len(layout.counts)),
+        "NPROC_PER_NODE": str(count),
+        "ORCHESTRATOR_JOB": layout.job,
+        "ORCHESTRATOR_EXPERIMENT": layout.experiment,
+    }
+    for name, value in identity.items():
+        yield EnvSetting(name, value, "identifies the node")
 
 
 def script_path(target: Target, workdir: str, library: str) -> str:

@@ -14,18 +14,17 @@ from orchestrator.common.errors import (
     CheckFailed,
     OrchestratorError,
 )
-from orchestrator.common.hosts import listed
+from orchestrator.common.hosts import by_value, listed
 from orchestrator.common.program import program_at, tree_title
 from orchestrator.common.text import plural, size
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.plan.plan import ENGINE
+from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen import failures
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.start.nodes import Nodes, reach_all
-from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.transfer.listing import Rules
 from orchestrator.head.transfer.scan import Scan, was_changed
 from orchestrator.head.transfer.send import first_failed, send_to_all

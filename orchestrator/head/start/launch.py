@@ -32,6 +32,7 @@ from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.head.nodes.facts import ProbedNode, said_of
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen import failures, output
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import counted
@@ -49,7 +50,6 @@ from orchestrator.head.start.parts import (
     spare_plan,
 )
 from orchestrator.head.start.record import Running
-from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.transfer.send import send_to_all
 from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.message import Message

@@ -20,11 +20,9 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan import accelerate, nccl_env, plan
-from orchestrator.head.plan.model import EnvSetting, NodePlan, Plan
-from orchestrator.head.plan.plan import Layout
+from orchestrator.head.plan.model import EnvSetting, Layout, NodePlan, Plan
+from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.start.nodes import Nodes
-from orchestrator.head.start.request import LaunchRequest
-from orchestrator.head.start.variables import named_by_hook
 from orchestrator.protocol.requests.start import Hook, Hooked, TakenPorts
 from orchestrator.protocol.spec import AttemptNumber, Placement, Spec
 from orchestrator.protocol.timing import HOOK_ANSWER_SECONDS, START_PATIENCE_SECONDS
@@ -52,41 +50,25 @@ def make_plan(
 ) -> Plan:
     """Plan the job, or with `agreed` this machine's part of it (see plan.make)."""
     log.info("plans job %s in %s", job, directory)
-    probed, config, by = nodes.probed, request.config, request.accelerate
+    probed, by = nodes.probed, request.accelerate
     if by and agreed is None:
-        config = accelerate.counted(config, by, probed, len(probed))
-    planned = plan.make(
-        job,
-        directory,
-        request.target,
-        probed,
-        [node.node for node in nodes.spares],
-        config,
-        request.env,
-        hinted=named_by_hook(request.hook),
-        agreed=agreed,
-    )
+        config = accelerate.counted(request.config, by, probed, len(probed))
+        request = replace(request, config=config)
+    planned = plan.make(request, probed, job, directory, agreed)
     if by:
         planned = accelerate.planned(planned, by, probed, agreed)
     planned = after_hook(planned, nodes.reached, request)
-    notes = [*request.notes, *nodes.notes, *planned.notes]
-    return warned(replace(planned, notes=tuple(notes)), probed)
+    notes = (*request.notes, *nodes.notes, *planned.notes)
+    spares = tuple(spare.node.name for spare in nodes.spares)
+    return warned(replace(planned, spares=spares, notes=notes), probed)
 
 
 def spare_plan(prepared: Prepared, node: Reached, index: int) -> NodePlan:
     """Plan a spare as if it were the job's last node; a later attempt decides its placement."""
     request, port = prepared.request, prepared.plan.master_port
     known = (*prepared.nodes.probed[:-1], node.probed)
-    planned = plan.make(
-        prepared.plan.job,
-        str(prepared.experiment.path),
-        request.target,
-        [replace(one, facts=one.facts.replace(port=port)) for one in known],
-        (),
-        request.config,
-        request.env,
-        hinted=named_by_hook(request.hook),
-    )
+    asked = [replace(one, facts=one.facts.replace(port=port)) for one in known]
+    planned = plan.make(request, asked, prepared.plan.job, str(prepared.experiment.path))
     planned = replace(planned, nodes=(replace(planned.nodes[-1], index=index),))
     return after_hook(planned, [node], request).nodes[0]
 

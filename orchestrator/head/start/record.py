@@ -24,10 +24,10 @@ from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.plan.plan import ENGINE
+from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen.log_reader import NO_RANK
 from orchestrator.head.start.code import experiments as experiments_below
 from orchestrator.head.start.parts import Prepared
-from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.start.variables import digest_of_hook
 from orchestrator.head.transfer import archive, listing
 from orchestrator.head.transfer.scan import MEGABYTE

@@ -19,13 +19,13 @@ from orchestrator.head.doctor.examination import Diagnosis
 from orchestrator.head.doctor.findings import BAD, WARN, Examined, Needs
 from orchestrator.head.plan import nccl_transport
 from orchestrator.head.plan.plan import DEFAULT_PORT
+from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.screen.styles import WARNING, styled
 from orchestrator.head.start import claims
 from orchestrator.head.start.claims import Hold, NodeClaim, Occupied, devices_of
 from orchestrator.head.start.nodes import Bounds, Nodes, with_master
-from orchestrator.head.start.request import LaunchRequest
 from orchestrator.node.machine.disks import disk
 
 log = logging.getLogger(__name__)

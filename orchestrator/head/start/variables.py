@@ -149,11 +149,6 @@ def read_hook(path: str | None) -> str:
     return text if any(line and not line.startswith("#") for line in lines) else ""
 
 
-def named_by_hook(text: str) -> frozenset[str]:
-    """Return the NCCL variables that the hook's text mentions; it may set them on some nodes."""
-    return frozenset(re.findall(r"\bNCCL_[A-Z_]+", text))
-
-
 def digest_of_hook(text: str) -> str:
     """Return the SHA-256 digest of the hook's text, "" if there is no hook."""
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest() if text else ""

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.config.launch import Launch
+from orchestrator.config.launch import Launch, Where
 from orchestrator.config.schema import Config
 from orchestrator.head.doctor import examination
 from orchestrator.head.doctor.findings import Case, Needs
@@ -18,6 +18,7 @@ from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import parse_nodes
 from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import to_json, to_text
+from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.requests.machine import Probed
 from orchestrator.protocol.spec import Target
@@ -56,7 +57,8 @@ def test_plan_and_examination_survive_any_facts(
     nodes = [ProbedNode(listed[0], said, "10.0.0.1"), ProbedNode(listed[1], other, "10.0.0.2")]
     target = Target("auto" if name else "engine", name, ())
     try:
-        made_plan = plan.make("job", "/x", target, nodes, [], Config(launch=Launch()), {})
+        request = LaunchRequest(Where(), Config(launch=Launch()), target, (), ())
+        made_plan = plan.make(request, nodes, "job", "/x")
         assert to_text(made_plan) and json.dumps(to_json(made_plan))
     except OrchestratorError as error:
         assert error.what

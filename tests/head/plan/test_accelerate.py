@@ -9,13 +9,14 @@ import pytest
 import yaml
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
-from orchestrator.config.launch import Launch
+from orchestrator.config.launch import Launch, Where
 from orchestrator.config.schema import Config
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import accelerate, dry_run, plan
 from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import Plan
+from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.protocol.spec import Target
 from tests.head.plan.probed import facts as machine
 
@@ -46,7 +47,7 @@ def planned(
     settled = Config(launch=accelerate.settle(Launch(nproc=nproc), by))
     config = accelerate.counted(settled, by, found, len(found))
     target = Target("auto", "train.py", ("--lr", "1e-4"))
-    made = plan.make("job", "/e", target, found, [], config, [])
+    made = plan.make(LaunchRequest(Where(), config, target, (), ()), found, "job", "/e")
     return accelerate.planned(made, by, found)
 
 

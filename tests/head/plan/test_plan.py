@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.config.launch import Launch
+from orchestrator.config.launch import Launch, Where
 from orchestrator.config.schema import Config, DistributedConfig, FsdpConfig, NcclConfig
 from orchestrator.head.nodes.facts import ProbedNode
-from orchestrator.head.nodes.node_list import Node, parse_nodes
+from orchestrator.head.nodes.node_list import parse_nodes
 from orchestrator.head.plan import plan
 from orchestrator.head.plan.dry_run import quoted, shell_lines, to_json, to_text
 from orchestrator.head.plan.model import EnvSetting, Plan
+from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.protocol.spec import Target
 from tests.head.plan.probed import facts
 
@@ -54,13 +55,13 @@ def make(
     machines: Sequence[ProbedNode],
     target: Target = AUTO,
     *,
-    spares: Sequence[Node] = (),
     env: dict[str, str] | None = None,
     config: Config | None = None,
     **launch: Any,
 ) -> Plan:
     config = config or Config(launch=Launch(**launch))
-    return plan.make("job", "/experiment", target, machines, spares, config, settings_of(env or {}))
+    request = LaunchRequest(Where(), config, target, tuple(settings_of(env or {})), ())
+    return plan.make(request, machines, "job", "/experiment")
 
 
 # -- ranks ------------------------------------------------------------------------------------
@@ -454,7 +455,7 @@ def test_torchrun_parses_pasted_command() -> None:
 
 def test_to_text_shows_plan() -> None:
     machines = change(found("a slots=2\nb slots=1"), 0, port=29501)
-    text = to_text(make(machines, spares=[Node("c", spare=True)]))
+    text = to_text(replace(make(machines), spares=("c",)))
     head, first, second = text.rstrip("\n").split("\n\n")
     assert head.splitlines() == [
         "# 2 nodes, 3 ranks, fork start, master 10.0.0.1:29501",
@@ -469,7 +470,7 @@ def test_to_text_shows_plan() -> None:
 
 def test_to_text_keeps_node_text_in_comments() -> None:
     """A version of torch, a name of a spare, a variable: none of them becomes a command."""
-    made = make(found("a"), spares=[Node("c", spare=True)])
+    made = make(found("a"))
     setting = replace(made.nodes[0].settings[0], name="A;halt", value="1\nhalt")
     lying = replace(
         made,
