@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from orchestrator.protocol.message import Nonsense
@@ -111,27 +111,3 @@ def _refuse_nested(entries: tuple[ManifestEntry, ...]) -> None:
                 raise Nonsense(f"a path below a file: {path[:60]!r}")
             seen.add(parent)
             parent = parent.rpartition(b"/")[0]
-
-
-# -- which of them ----------------------------------------------------------------------------
-
-
-def ranges(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Return the ranges of ascending numbers: (1, 3), (7, 7) for 1, 2, 3, 7."""
-    pairs: list[tuple[int, int]] = []
-    for number in numbers:
-        if pairs and pairs[-1][1] == number - 1:
-            pairs[-1] = (pairs[-1][0], number)
-        else:
-            pairs.append((number, number))
-    return tuple(pairs)
-
-
-def numbers_in(pairs: Sequence[tuple[int, int]], count: int) -> Iterator[int]:
-    """Yield the numbers of received ranges; raise Nonsense if one is not below `count`."""
-    last = -1
-    for first, end in pairs:
-        if not last < first <= end < count:
-            raise Nonsense("ranges of files that the list does not have")
-        last = end
-        yield from range(first, end + 1)

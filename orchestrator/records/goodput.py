@@ -103,10 +103,7 @@ def cuts(span: Span, *moments: float | None) -> list[float]:
 
 
 def _of_foreign(span: Span) -> dict[str, float]:
-    if span.ranks is None:
-        start, unknown, stop = cuts(span, None, span.failed or span.ended)
-    else:
-        start, unknown, stop = cuts(span, span.ranks, span.failed or span.ended)
+    start, unknown, stop = cuts(span, span.ranks, span.failed or span.ended)
     return {"start": start, "unknown": unknown, "stop": stop}
 
 

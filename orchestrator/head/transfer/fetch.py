@@ -24,7 +24,6 @@ from orchestrator.protocol.manifest import (
     ManifestEntry,
     is_inside,
     link_is_inside,
-    numbers_in,
 )
 from orchestrator.protocol.requests.transfer import (
     PIECE_BYTES,
@@ -115,8 +114,7 @@ class Fetch:
             reason = error.strerror or str(error)
             self.result.failed |= dict.fromkeys((file.path for file in listed), reason)
             return
-        lacked = list(numbers_in(here.compare().ranges, len(listed)))
-        wanted = [(number, listed[number]) for number in lacked]
+        wanted = [(number, listed[number]) for number in here.compare().numbers]
         self.progress(sum(file.size for file in listed) - sum(file.size for _, file in wanted))
         parts = [
             FilePart(number, at, min(PIECE_BYTES, file.size - at))

@@ -21,8 +21,7 @@ from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.tree import Moved, Tree
-from orchestrator.protocol.manifest import FILE, ManifestEntry, numbers_in
-from orchestrator.protocol.message import Nonsense
+from orchestrator.protocol.manifest import FILE, ManifestEntry
 from orchestrator.protocol.requests.transfer import Contents, FilePart, Offer, RemoteDir
 from orchestrator.protocol.timing import (
     FILE_ANSWER_SECONDS,
@@ -145,11 +144,10 @@ class Outbox:
         channel.put(self.packed, FILE_ANSWER_SECONDS)
         lacking = channel.ask(Offer(into=into, dry_run=dry_run), WORK_ANSWER_SECONDS)
         note_failed(lacking.failed)
-        try:
-            lacked = list(numbers_in(lacking.ranges, len(entries)))
-        except Nonsense:
-            raise NodeError("it lacks files that the list does not have") from None
-        numbers = [number for number in lacked if entries[number].kind == FILE]
+        if max(lacking.numbers, default=-1) >= len(entries):
+            raise NodeError("it lacks files that the list does not have")
+        # Each once, in the order of the list, whatever the node says.
+        numbers = [number for number in sorted({*lacking.numbers}) if entries[number].kind == FILE]
         log.debug("%s: lacks %d files", channel.name, len(numbers))
         seen(self.tree.size - sum(entries[number].size for number in numbers))
         window: deque[tuple[int, Contents]] = deque()

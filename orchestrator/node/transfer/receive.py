@@ -16,7 +16,7 @@ from pathlib import Path
 
 from orchestrator.common.folder import Folder, PartialFile, hidden
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry, ranges
+from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry
 from orchestrator.protocol.requests.transfer import FilePart, Lacking
 
 
@@ -97,7 +97,7 @@ class TargetDirectory:
                 self.fail(number, error)
         if not (self.missing or dry_run):
             self.finish()
-        return Lacking(ranges=ranges(sorted(self.missing)), failed=dict(self.failed))
+        return Lacking(numbers=tuple(sorted(self.missing)), failed=dict(self.failed))
 
     def is_there(self, entry: ManifestEntry) -> bool:
         """Return True if the directory has the same file or link, or a directory of that name."""

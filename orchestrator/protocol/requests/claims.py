@@ -85,12 +85,9 @@ def who_has(taken: Sequence[Taken]) -> str:
 def _who_has(taken: Taken) -> str:
     if taken.state == WAITING:
         return f"{taken.user}'s {taken.job} waits for what is free"
-    words = f"{in_words(taken.names)}: {taken.user}, "
-    if taken.program:
-        words += f"{taken.program} (PID {taken.pid})"
-    else:
-        words += f"{'about to start' if taken.state == STARTING else 'job'} {taken.job}"
-    return words
+    job = f"{'about to start' if taken.state == STARTING else 'job'} {taken.job}"
+    what = f"{taken.program} (PID {taken.pid})" if taken.program else job
+    return f"{in_words(taken.names)}: {taken.user}, {what}"
 
 
 def in_words(names: Sequence[str]) -> str:

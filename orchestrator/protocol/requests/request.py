@@ -20,9 +20,8 @@ A = TypeVar("A", bound=Message)
 # Frequent requests, which are logged only if their answer is slow.
 ROUTINE = frozenset(
     {
-        *("request.beat", "start.read_lock_table", "start.wanted", "follow.paces", "follow.stuck"),
-        *("environments.ask_build", "transfer.contents", "transfer.ask_taken"),
-        *("transfer.outputs", "transfer.output", "transfer.sum_output"),
+        *("request.beat", "start.read_lock_table", "follow.stuck", "environments.ask_build"),
+        *("transfer.contents", "transfer.outputs", "transfer.read_file"),
     }
 )
 SLOW_SECONDS = 5.0

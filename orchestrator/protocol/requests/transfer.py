@@ -52,8 +52,8 @@ class Lacking(Message):
 
     # The reason of each failure, by number.
     failed: dict[int, str]
-    # The first and the last number of each range.
-    ranges: tuple[tuple[Count, Count], ...] = ()
+    # The number of each in the manifest, ascending.
+    numbers: tuple[Count, ...] = ()
 
 
 class Offer(Request[Lacking], do="offer"):

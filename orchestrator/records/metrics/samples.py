@@ -11,12 +11,13 @@ import itertools
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 from orchestrator.protocol.message import Check, Moment, Nonsense, decode
 from orchestrator.records.metrics.lines import GrowingFile, Line, last_lines
 
 FILE = re.compile(r"node_(\d{2,6})_metrics(?:_(\d{1,6}))?\.jsonl")
+T = TypeVar("T")
 # Few samples are longer.
 SAMPLE_BYTES = 1 << 14
 # The first part of a file, which has the description of the machine.
@@ -110,7 +111,7 @@ def newest(outputs: Path, node: int) -> Path | None:
 def machine(path: Path) -> AttemptMachine:
     """Return the machine by the last description near the start: GPUs may follow later."""
     lines = GrowingFile(path, piece=BEGINNING_BYTES).read()
-    known = (machine_of(line) for line in reversed(lines))
+    known = (decoded(AttemptMachine, line.get("about")) for line in reversed(lines))
     return next(filter(None, known), AttemptMachine())
 
 
@@ -129,7 +130,7 @@ class Events:
         self.known: dict[MachineEvent, None] = {}
 
     def read(self) -> list[MachineEvent]:
-        events = (event_of(line) for line in self.file.lines())
+        events = (decoded(MachineEvent, line) for line in self.file.lines())
         self.known.update((event, None) for event in events if event is not None)
         return list(self.known)
 
@@ -137,22 +138,14 @@ class Events:
 # -- lines ------------------------------------------------------------------------------------
 
 
-def event_of(line: Line) -> MachineEvent | None:
+def decoded(kind: type[T], data: Any) -> T | None:
+    """Return data of a node as this type, or None if it is something else."""
     with contextlib.suppress(Nonsense):
-        return decode(MachineEvent, line, newer=True)
-    return None
-
-
-def machine_of(line: Line) -> AttemptMachine | None:
-    """Return the machine that a line describes, or None if it describes none."""
-    with contextlib.suppress(Nonsense):
-        return decode(AttemptMachine, line.get("about"), newer=True)
+        return decode(kind, data, newer=True)
     return None
 
 
 def sample_of(line: Line) -> Sample | None:
     """Return the sample in a line, or None if it has something else."""
     known = {NAMES.get(name, name): value for name, value in line.items()}
-    with contextlib.suppress(Nonsense):
-        return None if {"about", "cause"} & line.keys() else decode(Sample, known, newer=True)
-    return None
+    return None if {"about", "cause"} & line.keys() else decoded(Sample, known)

@@ -36,7 +36,7 @@ def put(place: TargetDirectory, number: int, offset: int, data: bytes) -> None:
 
 def test_file_appears_once_all_pieces_came(tmp_path: Path) -> None:
     place = incoming(tmp_path / "there")
-    assert place.compare().ranges == ((0, 2),)
+    assert place.compare().numbers == (0, 1, 2)
     put(place, 0, 0, b"on")
     assert not (tmp_path / "there/a").exists()
     put(place, 0, 2, b"e")
@@ -44,7 +44,7 @@ def test_file_appears_once_all_pieces_came(tmp_path: Path) -> None:
     put(place, 2, 0, b"three")
     put(place, 1, 0, b"")
     assert place.missing == set()
-    assert incoming(tmp_path / "there").compare().ranges == ()
+    assert incoming(tmp_path / "there").compare().numbers == ()
     assert not list((tmp_path / "there").glob(".orchestrator-*"))
 
 
@@ -106,6 +106,6 @@ def test_dry_run_compares_and_changes_nothing(tmp_path: Path) -> None:
         ManifestEntry(b"c/c.py", FILE, 0o600, 1, b"", 7),
     )
     lacking = TargetDirectory(Folder(tmp_path, private=False), offered).compare(dry_run=True)
-    assert lacking.ranges == ((1, 2),)
+    assert lacking.numbers == (1, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.py", "b.py"]
     assert (tmp_path / "b.py").stat().st_mtime_ns != 7

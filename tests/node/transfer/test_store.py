@@ -76,7 +76,7 @@ def send(own: CodeSession | None = None) -> int:
     """Send what is lacking, in a session of its own; return how many contents that were."""
     session = own.session if own is not None else ServerSession()
     lacking = asked(session, Offer(into=RemoteDir(kind=STORE)), LISTING)
-    numbers = list(manifest.numbers_in(lacking.ranges, len(ENTRIES)))
+    numbers = lacking.numbers
     parts = [(at, CONTENTS[ENTRIES[at].path]) for at in numbers]
     data = b"".join(FilePart(at, 0, len(content)).packed() + content for at, content in parts)
     written = asked(session, Contents(size=len(data)), data)
