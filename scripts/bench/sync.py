@@ -90,7 +90,7 @@ def measure(count: int, place: Path, options: argparse.Namespace) -> dict[str, t
             shutil.rmtree(place / "copies", ignore_errors=True)
             for what, times in samples.items():
                 if what == "one edit":
-                    (tree / "0/file_0.py").write_text(f"edit {number}")
+                    (tree / "0/file_0.py").write_text(f"# edit {number}")
                 times.append((*ours(cluster, tree, place), rsync(cluster, tree, place)))
     return {
         what: tuple(map(statistics.median, zip(*times, strict=True)))
@@ -99,13 +99,13 @@ def measure(count: int, place: Path, options: argparse.Namespace) -> dict[str, t
 
 
 def write(tree: Path, count: int, size: int) -> None:
-    """Write files of text that compresses as source does."""
+    """Write files that compress as source does, each one comment: a launch reads the program."""
     dice = random.Random(1)
     for number in range(count):
         path = tree / f"{number // 100}" / f"file_{number}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         text = " ".join(dice.choices(WORDS, k=size // count // 5))
-        path.write_text(text[: size // count])
+        path.write_text(f"# {text}"[: size // count])
     # A launch does not remember files that changed within the last second.
     time.sleep(1.1)
 
