@@ -10,10 +10,6 @@ import itertools
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import TypeVar
-
-N = TypeVar("N")
-V = TypeVar("V")
 
 # Limits on the number of names that are listed, and on the length of folded names.
 MOST_NAMES, LONGEST_FOLD = 5, 60
@@ -159,11 +155,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def by_value(values: Iterable[tuple[N, V]]) -> dict[V, list[N]]:
-    """Return {value: nodes} from pairs of a node (or its name) and a value."""
-    found: dict[V, list[N]] = {}
-    for node, value in values:
-        found.setdefault(value, []).append(node)
-    return found

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from orchestrator.common import text
-from orchestrator.common.hosts import by_value, listed
+from orchestrator.common.hosts import listed
 from orchestrator.head.doctor.findings import (
     BAD,
     WARN,
@@ -20,7 +20,7 @@ from orchestrator.head.doctor.findings import (
     unknown,
     warn,
 )
-from orchestrator.head.nodes.facts import how_to_get_torch, release
+from orchestrator.head.nodes.facts import by_value, how_to_get_torch, release
 from orchestrator.protocol.facts import Disk
 
 # The oldest torch with which the engine can shard.

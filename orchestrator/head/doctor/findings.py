@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.common.hosts import by_value, listed
-from orchestrator.head.nodes.facts import Facts
+from orchestrator.common.hosts import listed
+from orchestrator.head.nodes.facts import Facts, by_value
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.head.screen.failures import for_all
 from orchestrator.protocol.facts import Checkup, Disk, Interface

@@ -18,7 +18,6 @@ from orchestrator.common.errors import (
     NodeError,
     OrchestratorError,
 )
-from orchestrator.common.hosts import by_value
 from orchestrator.common.text import plural, size
 from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.connect import fleet
@@ -26,6 +25,7 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.environments import wheels
 from orchestrator.head.environments.wheels import Kind, Requirements
 from orchestrator.head.nodes import activations
+from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import complain, say

@@ -12,10 +12,10 @@ from orchestrator.head.nodes import machine
 from orchestrator.head.nodes.facts import NEWEST, PLAIN, Facts
 from orchestrator.head.nodes.machine import Machine, gpu_text
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Column, Table
 from orchestrator.head.start.nodes import Nodes
+from orchestrator.head.start.request import LaunchRequest
 from orchestrator.head.start.selection import diagnose, fabric_of
 
 HEADER = (

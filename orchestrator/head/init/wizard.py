@@ -25,11 +25,10 @@ from orchestrator.head.environments import command as environments
 from orchestrator.head.init import machines, offers
 from orchestrator.head.init.machines import SeenMachine
 from orchestrator.head.nodes.node_list import Node, parse_nodes, read_nodes
-from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen import failures, output
 from orchestrator.head.screen.output import say
 from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_these
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.request import LaunchRequest, resolve
 
 UNASKED = "name the machines: orchestrator init gpu1 gpu2 --yes"
 PACKAGES = ("torch", "numpy")

@@ -6,10 +6,10 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.common.hosts import by_value, listed
+from orchestrator.common.hosts import listed
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import Interface
 from orchestrator.protocol.message import decode, encode
@@ -64,6 +64,9 @@ PLAIN = re.compile(r"~?(/[\w.+-]+)+")
 # Bridges of containers and VMs, which may have the same addresses on every machine.
 OWN_BRIDGES = ("docker", "virbr", "br-", "cni", "podman", "lxcbr", "flannel", "veth")
 
+N = TypeVar("N")
+V = TypeVar("V")
+
 
 @dataclass(frozen=True)
 class ProbedNode:
@@ -93,6 +96,14 @@ def release(version: str) -> tuple[int, ...] | None:
 
 def names(nodes: Sequence[ProbedNode]) -> str:
     return listed([node.name for node in nodes])
+
+
+def by_value(values: Iterable[tuple[N, V]]) -> dict[V, list[N]]:
+    """Return {value: nodes} from pairs of a node (or its name) and a value."""
+    found: dict[V, list[N]] = {}
+    for node, value in values:
+        found.setdefault(value, []).append(node)
+    return found
 
 
 def said_of(words: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -14,13 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.common.hosts import by_value, listed
+from orchestrator.common.hosts import listed
 from orchestrator.config import sharding
 from orchestrator.config.launch import Launch
 from orchestrator.config.schema import Config
 from orchestrator.head.nodes.facts import (
     Facts,
     ProbedNode,
+    by_value,
     names,
     no_torch,
     release,

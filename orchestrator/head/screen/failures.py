@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from orchestrator.common.errors import NodeError, OrchestratorError
-from orchestrator.common.hosts import by_value, folded
+from orchestrator.common.hosts import folded
 from orchestrator.common.text import table
+from orchestrator.head.nodes.facts import by_value
 
 # More nodes than this with one error share a line.
 MANY = 16

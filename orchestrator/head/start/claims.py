@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
-from orchestrator.common.hosts import by_value, listed
+from orchestrator.common.hosts import listed
 from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.nodes.facts import said_of
+from orchestrator.head.nodes.facts import by_value, said_of
 from orchestrator.head.plan.plan import count_ranks, devices_of_launch
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen import failures

@@ -14,11 +14,12 @@ from orchestrator.common.errors import (
     CheckFailed,
     OrchestratorError,
 )
-from orchestrator.common.hosts import by_value, listed
+from orchestrator.common.hosts import listed
 from orchestrator.common.program import program_at, tree_title
 from orchestrator.common.text import plural, size
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
+from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen import failures

@@ -29,6 +29,9 @@ from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.start import variables
 from orchestrator.protocol.spec import Target
 
+# Rooms above take the launch from here as well.
+__all__ = ["LaunchRequest", "resolve"]
+
 
 def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> LaunchRequest:
     """Return the request of a launch; options win over the config, `command` goes to the record."""

@@ -14,11 +14,10 @@ from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_
 from orchestrator.common.text import duration
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.commands import follow
-from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import PLAIN, Cell, Terminal, paint, say, table
 from orchestrator.head.start import launch as starting
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.request import LaunchRequest, resolve
 from orchestrator.protocol.message import parse
 from orchestrator.protocol.spec import Target
 from orchestrator.records.experiment import Experiment

@@ -25,12 +25,11 @@ from orchestrator.head.nodes import machine
 from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.nodes.node_list import Node, read_nodes
-from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.start.code import expect_code
 from orchestrator.head.start.nodes import try_all
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.request import LaunchRequest, resolve
 from orchestrator.head.start.selection import diagnose
 from orchestrator.head.status import status
 from orchestrator.head.status.status import without_record
