@@ -13,11 +13,13 @@ import click
 
 from orchestrator.cli.options import (
     GroupedCommand,
+    GroupedOption,
     arguments_from,
     color_option,
     json_option,
     launch_options,
 )
+from orchestrator.common.version import __version__
 from orchestrator.config.launch import OUTPUT, LaunchArguments
 
 TAKES_PROGRAM = {"ignore_unknown_options": False, "allow_interspersed_args": False}
@@ -33,6 +35,7 @@ PROGRAM = click.Argument(
     params=[*launch_options("launch"), PROGRAM],
     context_settings={**TAKES_PROGRAM, **HELP},
 )
+@click.version_option(__version__, cls=GroupedOption, group=OUTPUT)
 @partial(json_option, group=OUTPUT, help="With --dry-run, print JSON.")
 @color_option
 def launch_command(**params: Any) -> int:

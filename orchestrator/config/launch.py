@@ -21,7 +21,7 @@ from typing import Any
 
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import parse_seconds
-from orchestrator.config.parse import LONGEST_WAIT_SECONDS, at_least, at_most, one_of
+from orchestrator.config.parse import LONGEST_WAIT_SECONDS, Section, one_of, waiting_time
 
 COMMON = "Common options"
 NODES = "Nodes and network"
@@ -67,8 +67,6 @@ class Option:
     # The default in words, where the field's own value explains too little.
     shown: str = ""
     choices: tuple[str, ...] = ()
-    least: float | None = None
-    most: float | None = None
     metavar: str = ""
     # The flags, where the option is not named like the field.
     flags: tuple[str, ...] = ()
@@ -81,8 +79,11 @@ class Option:
 
 
 def option(default: Any, help: str, group: str, **more: Any) -> Any:
-    """Declare a field that is an option."""
-    return field(default=default, metadata={"option": Option(help, group, **more)})
+    """Declare a field that is an option; the rest describes it, or bounds its value."""
+    bounds = {name: more.pop(name) for name in tuple(more) if name in ("least", "most")}
+    described = Option(help, group, **more)
+    bounds = {**bounds, "choices": described.choices}
+    return field(default=default, metadata={"option": described, "bounds": bounds})
 
 
 def options_of(kind: type[Any]) -> dict[str, Option]:
@@ -109,7 +110,7 @@ def counts(nnodes: Any) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True)
-class Launch:
+class Launch(Section):
     """Settings of a job's start. Command-line options of the same names win over these."""
 
     name: str = option(
@@ -356,14 +357,7 @@ class Launch:
     )
 
     def __post_init__(self) -> None:
-        for name, shown in options_of(Launch).items():
-            value = getattr(self, name)
-            if shown.choices:
-                one_of(f"launch.{name}", value, shown.choices)
-            if shown.least is not None:
-                at_least(f"launch.{name}", value, shown.least)
-            if shown.most is not None:
-                at_most(f"launch.{name}", value, shown.most)
+        super().__post_init__()
         counts(self.nnodes)
         if self.time_limit is not None:
             parse_seconds("--time-limit", self.time_limit)
@@ -436,8 +430,7 @@ class Where:
     )
 
     def __post_init__(self) -> None:
-        at_least("--connect-timeout", self.connect_timeout, 0)
-        at_most("--connect-timeout", self.connect_timeout, LONGEST_WAIT_SECONDS)
+        waiting_time("--connect-timeout", self.connect_timeout)
 
     @property
     def node_list(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import operator
 import re
 import types
 import typing
@@ -152,7 +153,7 @@ def _variables(value: Any, name: str) -> dict[str, str]:
 LONGEST_WAIT_SECONDS = 1e7
 
 
-# -- checks of values, for a class's own __post_init__ ---------------------------------------
+# -- checks of values -------------------------------------------------------------------------
 
 
 def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
@@ -162,43 +163,49 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
         )
 
 
-def at_least(name: str, value: float | None, least: float) -> None:
-    if value is not None and not value >= least:
+def bounded(
+    name: str,
+    value: float | None,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+) -> None:
+    """Raise UsageError for a number outside of these bounds, or NaN; None is no number."""
+    rules = (
+        (least, "at least", operator.ge),
+        (above, "above", operator.gt),
+        (below, "below", operator.lt),
+        (most, "at most", operator.le),
+    )
+    given = [(bound, words, holds) for bound, words, holds in rules if bound is not None]
+    if value is not None and not all(holds(value, bound) for bound, _, holds in given):
+        allowed = " and ".join(f"{words} {bound:.15g}" for bound, words, _ in given)
         option = name.removeprefix("launch.").replace("_", "-")
         shown = f"--{option} ({name} in a config)" if name.startswith("launch.") else name
-        raise UsageError(f"{shown} must be at least {least:g} (got {value:g})")
+        raise UsageError(f"{shown} is {value:.15g}; it must be {allowed}")
 
 
-def at_least_each(section: str, values: object, least: float, *names: str) -> None:
-    for name in names:
-        at_least(f"{section}.{name}", getattr(values, name), least)
-
-
-def above_each(section: str, values: object, bound: float, *names: str) -> None:
-    for name in names:
-        above(f"{section}.{name}", getattr(values, name), bound)
-
-
-def at_most(name: str, value: float | None, most: float) -> None:
-    if value is not None and not value <= most:
-        raise UsageError(f"{name} is {value:g}; it must be at most {most:.15g}")
-
-
-def waiting_time(name: str, seconds: float) -> None:
+def waiting_time(name: str, seconds: float | None) -> None:
     """Raise UsageError for a waiting time that is negative, infinite, above the limit, or NaN."""
-    at_least(name, seconds, 0)
-    at_most(name, seconds, LONGEST_WAIT_SECONDS)
+    bounded(name, seconds, least=0, most=LONGEST_WAIT_SECONDS)
 
 
-def above(name: str, value: float | None, bound: float) -> None:
-    if value is not None and not value > bound:
-        raise UsageError(f"{name} is {value:g}; it must be above {bound:g}")
+class Section:
+    """A section of the config; each of its values is checked by the bounds of its field."""
 
-
-def part(name: str, value: float, *, upto: bool = False) -> None:
-    """Refuse a value outside [0, 1), or outside [0, 1] with upto."""
-    if not (0 <= value < 1 or (upto and value == 1)):
-        raise UsageError(f"{name} is {value:g}; it must be from 0 to {'' if upto else 'below '}1")
+    def __post_init__(self) -> None:
+        section = type(self).__name__.removesuffix("Config").lower()
+        for item in dataclasses.fields(typing.cast(Any, self)):
+            value = getattr(self, item.name)
+            bounds = dict(item.metadata.get("bounds", {}))
+            choices = bounds.pop("choices", None)
+            for one in value if isinstance(value, tuple) else (value,):
+                if choices and one is not None:
+                    one_of(f"{section}.{item.name}", one, choices)
+                if bounds:
+                    bounded(f"{section}.{item.name}", one, **bounds)
 
 
 def multiple(name: str, value: int, of_name: str, of: int) -> None:

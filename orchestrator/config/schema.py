@@ -14,17 +14,7 @@ from typing import Any
 from orchestrator.common.errors import UsageError, nearest
 from orchestrator.common.program import MOST_ABOVE
 from orchestrator.config.launch import Launch
-from orchestrator.config.parse import (
-    REST,
-    above,
-    above_each,
-    at_least,
-    at_least_each,
-    multiple,
-    one_of,
-    part,
-    raise_all,
-)
+from orchestrator.config.parse import REST, Section, multiple, raise_all
 
 SHARDED = ("hybrid_shard", "full_shard", "shard_grad_op")
 # Two names of one strategy: a whole copy on every rank.
@@ -36,58 +26,61 @@ def only(name: str, *values: Any) -> tuple[str, tuple[Any, ...]]:
     return name, values
 
 
-def setting(default: Any, meaning: str, *conditions: tuple[str, tuple[Any, ...]]) -> Any:
-    """Declare a key: its default, its line in docs/config.md, and when it has a meaning."""
+def setting(
+    default: Any, meaning: str, *conditions: tuple[str, tuple[Any, ...]], **bounds: Any
+) -> Any:
+    """Declare a key: its default, its line in docs/config.md, when it has a meaning, its bounds.
+
+    The bounds are `choices`, or those of parse.bounded().
+    """
     made: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
-    return field(**made, metadata={"meaning": meaning, "only": conditions})
+    return field(**made, metadata={"meaning": meaning, "only": conditions, "bounds": bounds})
 
 
 @dataclass(frozen=True)
-class TrainingConfig:
+class TrainingConfig(Section):
     """The length of the training, and its arithmetic."""
 
-    max_steps: int = setting(100, "optimizer steps of the run")
+    max_steps: int = setting(100, "optimizer steps of the run", least=1)
     max_minutes: float | None = setting(
-        None, "save and end after this time, unless max_steps comes first"
+        None, "save and end after this time, unless max_steps comes first", above=0
     )
-    batch_size: int = setting(8, "samples per rank and micro-batch")
-    gradient_accumulation: int = setting(1, "micro-batches per step")
-    mixed_precision: str = setting("fp32", "compute in fp32, bf16 or fp16; weights stay fp32")
+    batch_size: int = setting(8, "samples per rank and micro-batch", least=1)
+    gradient_accumulation: int = setting(1, "micro-batches per step", least=1)
+    mixed_precision: str = setting(
+        "fp32", "compute in fp32, bf16 or fp16; weights stay fp32", choices=("fp32", "bf16", "fp16")
+    )
     activation_checkpointing: str = setting(
-        "none", "none; selective (keep costly activations); full"
+        "none",
+        "none; selective (keep costly activations); full",
+        choices=("none", "selective", "full"),
     )
-    grad_clip_norm: float = setting(1.0, "largest norm of the whole gradient; 0 turns clipping off")
+    grad_clip_norm: float = setting(
+        1.0, "largest norm of the whole gradient; 0 turns clipping off", least=0
+    )
     ema: float | None = setting(
-        None, "evaluate an average of the weights with this decay per step, such as 0.999"
+        None,
+        "evaluate an average of the weights with this decay per step, such as 0.999",
+        above=0,
+        below=1,
     )
     seed: int = setting(0, "seed of weights, sample order and dropout")
     deterministic: bool = setting(False, "use only operations that give the same bits every time")
-    max_bad_steps: int = setting(10, "end after this many steps in a row with NaN or inf")
-    eval_steps: int | None = setting(None, "steps between evaluations on held-out samples")
-    eval_seconds: float | None = setting(None, "seconds between evaluations")
+    max_bad_steps: int = setting(10, "end after this many steps in a row with NaN or inf", least=1)
+    eval_steps: int | None = setting(None, "steps between evaluations on held-out samples", least=1)
+    eval_seconds: float | None = setting(None, "seconds between evaluations", above=0)
     eval_batches: int | None = setting(
-        None, "most batches per rank in an evaluation; default: all samples"
+        None, "most batches per rank in an evaluation; default: all samples", least=1
     )
     patience: int | None = setting(
-        None, "end after this many evaluations without a better checkpoint.best"
+        None, "end after this many evaluations without a better checkpoint.best", least=1
     )
     loss: str | None = setting(
         None, "package.module:function of (model, batch); default: the model's own"
     )
 
     def __post_init__(self) -> None:
-        at_least_each(
-            "training", self, 1, "max_steps", "batch_size", "gradient_accumulation", "max_bad_steps"
-        )
-        at_least_each("training", self, 1, "eval_steps", "eval_batches", "patience")
-        above_each("training", self, 0, "max_minutes", "eval_seconds")
-        at_least("training.grad_clip_norm", self.grad_clip_norm, 0)
-        if self.ema is not None:
-            above("training.ema", self.ema, 0)
-            part("training.ema", self.ema)
-        one_of("training.mixed_precision", self.mixed_precision, ("fp32", "bf16", "fp16"))
-        kept = ("none", "selective", "full")
-        one_of("training.activation_checkpointing", self.activation_checkpointing, kept)
+        super().__post_init__()
         if self.eval_batches and not (self.eval_steps or self.eval_seconds):
             raise UsageError(
                 "training.eval_batches is set, but neither training.eval_steps nor"
@@ -102,56 +95,54 @@ BUILT_IN = only("model.kind", "decoder", "ranking")
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class ModelConfig(Section):
     """The model to train: a decoder language model, a ranking transformer, or your own."""
 
-    kind: str = setting("decoder", "decoder, ranking, or target (implied by model.target)")
+    kind: str = setting(
+        "decoder",
+        "decoder, ranking, or target (implied by model.target)",
+        choices=("decoder", "ranking", "target"),
+    )
     target: str | None = setting(None, "package.module:function that returns the model", OWN_MODEL)
     args: dict[str, Any] = setting({}, "arguments of target", OWN_MODEL)
     weights: str | None = setting(
         None, "values to begin with: a .safetensors file, or a directory of them"
     )
-    vocab_size: int = setting(256, "tokens, or ids per sparse feature", BUILT_IN)
-    model_dim: int = setting(64, "channels of a token", BUILT_IN)
-    num_layers: int = setting(2, "blocks", BUILT_IN)
-    num_heads: int = setting(4, "attention heads of a block", BUILT_IN)
+    vocab_size: int = setting(256, "tokens, or ids per sparse feature", BUILT_IN, least=1)
+    model_dim: int = setting(64, "channels of a token", BUILT_IN, least=1)
+    num_layers: int = setting(2, "blocks", BUILT_IN, least=1)
+    num_heads: int = setting(4, "attention heads of a block", BUILT_IN, least=1)
     mlp_hidden_dim: int | None = setting(
         None,
         "channels inside a block's MLP; default: 8/3 x model_dim, or 4 x for ranking",
         BUILT_IN,
+        least=1,
     )
-    dropout: float = setting(0.0, "part of the activations that is dropped", BUILT_IN)
+    dropout: float = setting(
+        0.0, "part of the activations that is dropped", BUILT_IN, least=0, below=1
+    )
     num_kv_heads: int | None = setting(
-        None, "heads of keys and values; fewer than num_heads: grouped queries", DECODER
+        None, "heads of keys and values; fewer than num_heads: grouped queries", DECODER, least=1
     )
-    rope_theta: float = setting(10000.0, "base of the rotary positions", DECODER)
-    norm_eps: float = setting(1e-5, "epsilon of the norms", DECODER)
+    rope_theta: float = setting(10000.0, "base of the rotary positions", DECODER, above=0)
+    norm_eps: float = setting(1e-5, "epsilon of the norms", DECODER, above=0)
     tie_embeddings: bool = setting(
         False, "the output head uses the weights of the embedding", DECODER
     )
-    loss_chunk: int = setting(4096, "tokens whose logits exist at once", DECODER)
-    embedding_dim: int = setting(32, "channels per sparse feature", RANKING)
-    sparse_features: int = setting(8, "number of sparse features", RANKING)
-    num_dense_features: int = setting(4, "number of dense features", RANKING)
-    dense_dim: int = setting(16, "numbers per dense feature", RANKING)
+    loss_chunk: int = setting(4096, "tokens whose logits exist at once", DECODER, least=1)
+    embedding_dim: int = setting(32, "channels per sparse feature", RANKING, least=1)
+    sparse_features: int = setting(8, "number of sparse features", RANKING, least=1)
+    num_dense_features: int = setting(4, "number of dense features", RANKING, least=1)
+    dense_dim: int = setting(16, "numbers per dense feature", RANKING, least=1)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.target is not None and self.kind != "target":
             if self.kind != ModelConfig.kind:
                 raise UsageError(f"model.kind is {self.kind!r}, but model.target is set too")
             object.__setattr__(self, "kind", "target")
-        one_of("model.kind", self.kind, ("decoder", "ranking", "target"))
         if self.kind == "target" and self.target is None:
             raise UsageError("model.kind is 'target', but model.target names no function")
-        at_least_each(
-            "model", self, 1, "vocab_size", "model_dim", "num_layers", "num_heads", "mlp_hidden_dim"
-        )
-        at_least_each(
-            "model", self, 1, "num_kv_heads", "loss_chunk", "embedding_dim", "sparse_features"
-        )
-        at_least_each("model", self, 1, "num_dense_features", "dense_dim")
-        above_each("model", self, 0, "rope_theta", "norm_eps")
-        part("model.dropout", self.dropout)
         multiple("model.model_dim", self.model_dim, "model.num_heads", self.num_heads)
         if self.kind == "decoder" and self.model_dim // self.num_heads % 2:
             raise UsageError(
@@ -166,28 +157,31 @@ FILES = only("dataset.kind", "tokens")
 SPLIT = only("dataset.kind", "library", "tokens", "synthetic")
 SYNTHETIC = only("dataset.kind", "synthetic")
 OWN_DATA = only("dataset.kind", "target")
-KINDS = ("library", "synthetic", "tokens", "target")
 
 
 @dataclass(frozen=True)
-class DatasetConfig:
+class DatasetConfig(Section):
     """The data to train on. Every sample is seen once per epoch, for any number of ranks.
 
     library: Python's own sources, as bytes. synthetic. tokens: a file of scripts/make_tokens.py.
     target: your own.
     """
 
-    kind: str = setting("library", "one of the above; path and target imply it")
+    kind: str = setting(
+        "library",
+        "one of the above; path and target imply it",
+        choices=("library", "synthetic", "tokens", "target"),
+    )
     path: str | None = setting(None, "file of scripts/make_tokens.py", FILES)
     eval_path: str | None = setting(
         None, "file of held-out tokens; default: the end of path", FILES
     )
     target: str | None = setting(None, "package.module:function that returns the dataset", OWN_DATA)
     args: dict[str, Any] = setting({}, "arguments of target", OWN_DATA)
-    sequence_length: int = setting(64, "tokens per sample", SPLIT)
-    num_samples: int = setting(10000, "samples to invent", SYNTHETIC)
+    sequence_length: int = setting(64, "tokens per sample", SPLIT, least=1)
+    num_samples: int = setting(10000, "samples to invent", SYNTHETIC, least=2)
     eval_fraction: float = setting(
-        0.05, "part of the samples that is held out, without eval_path", SPLIT
+        0.05, "part of the samples that is held out, without eval_path", SPLIT, least=0, below=1
     )
     shuffle: bool = setting(True, "draw the samples of an epoch in a random order")
 
@@ -197,20 +191,17 @@ class DatasetConfig:
                 f"dataset.kind={self.kind} is gone",
                 "dataset.target names a function that returns datasets.load_dataset(...)",
             )
+        super().__post_init__()
         implied = self._implied()
         if implied != self.kind:
             if self.kind != DatasetConfig.kind:
                 key = "target" if self.target is not None else "path"
                 raise UsageError(f"dataset.kind is {self.kind!r}, but dataset.{key} is set too")
             object.__setattr__(self, "kind", implied)
-        one_of("dataset.kind", self.kind, KINDS)
         if self.kind == "target" and self.target is None:
             raise UsageError("dataset.kind is 'target', but dataset.target names no function")
         if self.kind == "tokens" and self.path is None:
             raise UsageError("dataset.kind is 'tokens', but dataset.path names no file")
-        at_least("dataset.sequence_length", self.sequence_length, 1)
-        at_least("dataset.num_samples", self.num_samples, 2)
-        part("dataset.eval_fraction", self.eval_fraction)
 
     def _implied(self) -> str:
         if self.target is not None:
@@ -219,69 +210,73 @@ class DatasetConfig:
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Section):
     """The optimizer. Weight decay applies to matrices, not to vectors (norms, biases).
 
     With `muon`, torch's Muon trains the matrices inside the repeated blocks, and AdamW the rest:
     embeddings, the output head, and all weights that do not have two dimensions.
     """
 
-    name: str = setting("adamw", "adamw, sgd or muon")
-    lr: float = setting(3e-3, "highest learning rate; with muon, of what AdamW trains")
-    weight_decay: float = setting(0.01, "decay of matrices")
+    name: str = setting("adamw", "adamw, sgd or muon", choices=("adamw", "sgd", "muon"))
+    lr: float = setting(3e-3, "highest learning rate; with muon, of what AdamW trains", least=0)
+    weight_decay: float = setting(0.01, "decay of matrices", least=0)
     betas: tuple[float, float] = setting(
-        (0.9, 0.95), "decay of AdamW's averages", only("optimizer.name", "adamw", "muon")
+        (0.9, 0.95),
+        "decay of AdamW's averages",
+        only("optimizer.name", "adamw", "muon"),
+        least=0,
+        below=1,
     )
-    eps: float = setting(1e-8, "epsilon of AdamW", only("optimizer.name", "adamw", "muon"))
+    eps: float = setting(1e-8, "epsilon of AdamW", only("optimizer.name", "adamw", "muon"), least=0)
     momentum: float | None = setting(
-        None, "default: 0.9 with sgd, 0.95 with muon", only("optimizer.name", "sgd", "muon")
+        None,
+        "default: 0.9 with sgd, 0.95 with muon",
+        only("optimizer.name", "sgd", "muon"),
+        least=0,
+        below=1,
     )
     muon_lr: float | None = setting(
         None,
         "learning rate of the matrices in the blocks; default: optimizer.lr",
         only("optimizer.name", "muon"),
+        least=0,
     )
     adjust_lr: str = setting(
         "match_rms_adamw",
         "scale muon_lr by a matrix's shape, so that updates are as large as AdamW's; or original",
         only("optimizer.name", "muon"),
+        choices=("match_rms_adamw", "original"),
     )
-
-    def __post_init__(self) -> None:
-        one_of("optimizer.name", self.name, ("adamw", "sgd", "muon"))
-        one_of("optimizer.adjust_lr", self.adjust_lr, ("match_rms_adamw", "original"))
-        at_least_each("optimizer", self, 0, "muon_lr", "lr", "weight_decay", "eps")
-        for number in (0, 1):
-            part(f"optimizer.betas[{number}]", self.betas[number])
-        if self.momentum is not None:
-            part("optimizer.momentum", self.momentum)
 
 
 @dataclass(frozen=True)
-class SchedulerConfig:
+class SchedulerConfig(Section):
     """The learning rate: it rises from zero during the warm-up, then follows `name`."""
 
-    name: str = setting("cosine", "constant, linear, cosine, or wsd (warm up, hold, decay)")
+    name: str = setting(
+        "cosine",
+        "constant, linear, cosine, or wsd (warm up, hold, decay)",
+        choices=("constant", "linear", "cosine", "wsd"),
+    )
     warmup_steps: int | None = setting(
-        None, "steps of the warm-up; default: a twentieth of all steps"
+        None, "steps of the warm-up; default: a twentieth of all steps", least=0
     )
     total_steps: int | None = setting(
-        None, "steps until the end of the schedule; default: training.max_steps"
+        None, "steps until the end of the schedule; default: training.max_steps", least=1
     )
     decay_steps: int | None = setting(
-        None, "steps of the decay; default: a fifth of all steps", only("scheduler.name", "wsd")
+        None,
+        "steps of the decay; default: a fifth of all steps",
+        only("scheduler.name", "wsd"),
+        least=1,
     )
     min_lr_ratio: float = setting(
         0.1,
         "final rate as a part of optimizer.lr",
         only("scheduler.name", "linear", "cosine", "wsd"),
+        least=0,
+        most=1,
     )
-
-    def __post_init__(self) -> None:
-        one_of("scheduler.name", self.name, ("constant", "linear", "cosine", "wsd"))
-        at_least("scheduler.warmup_steps", self.warmup_steps, 0)
-        at_least_each("scheduler", self, 1, "total_steps", "decay_steps")
-        part("scheduler.min_lr_ratio", self.min_lr_ratio, upto=True)
 
 
 FSDP = only("fsdp.sharding_strategy", *SHARDED)
@@ -289,7 +284,7 @@ DDP = only("fsdp.sharding_strategy", *COPIED)
 
 
 @dataclass(frozen=True)
-class FsdpConfig:
+class FsdpConfig(Section):
     """The sharding of parameters over the ranks.
 
     hybrid_shard: sharded over the ranks of a node, where links are fast, a copy on every node.
@@ -297,52 +292,57 @@ class FsdpConfig:
     ddp or no_shard: a copy on every rank.
     """
 
-    sharding_strategy: str = setting("hybrid_shard", "one of the above")
+    sharding_strategy: str = setting("hybrid_shard", "one of the above", choices=SHARDED + COPIED)
     shard_size: int | None = setting(
         None,
         "ranks that share one copy; default: the ranks of a node",
         only("fsdp.sharding_strategy", "hybrid_shard"),
+        least=1,
     )
     reshard_after_forward: bool = setting(
         True,
         "free a block's whole parameters between forward and backward: memory for communication",
         only("fsdp.sharding_strategy", "hybrid_shard", "full_shard"),
     )
-    forward_prefetch: int = setting(0, "blocks gathered in advance of the forward pass", FSDP)
-    backward_prefetch: int = setting(1, "blocks gathered in advance of the backward pass", FSDP)
+    forward_prefetch: int = setting(
+        0, "blocks gathered in advance of the forward pass", FSDP, least=0
+    )
+    backward_prefetch: int = setting(
+        1, "blocks gathered in advance of the backward pass", FSDP, least=0
+    )
     param_dtype: str = setting(
         "fp32",
         "dtype of gathered weights: fp32 or bf16",
         FSDP,
         only("training.mixed_precision", "bf16"),
+        choices=("fp32", "bf16"),
     )
-    reduce_dtype: str = setting("fp32", "dtype of gradient sums: fp32 or bf16", FSDP)
+    reduce_dtype: str = setting(
+        "fp32", "dtype of gradient sums: fp32 or bf16", FSDP, choices=("fp32", "bf16")
+    )
     accumulate: str = setting(
-        "sharded", "gradients between micro-batches: sharded, or whole (faster, more memory)", FSDP
+        "sharded",
+        "gradients between micro-batches: sharded, or whole (faster, more memory)",
+        FSDP,
+        choices=("sharded", "whole"),
     )
     cpu_offload: bool = setting(False, "keep shards in host memory", FSDP)
     wrap: tuple[str, ...] = setting(
         (), "classes of your model to shard; default: the blocks of ModuleLists"
     )
 
-    def __post_init__(self) -> None:
-        one_of("fsdp.sharding_strategy", self.sharding_strategy, SHARDED + COPIED)
-        one_of("fsdp.param_dtype", self.param_dtype, ("fp32", "bf16"))
-        one_of("fsdp.reduce_dtype", self.reduce_dtype, ("fp32", "bf16"))
-        one_of("fsdp.accumulate", self.accumulate, ("sharded", "whole"))
-        at_least("fsdp.shard_size", self.shard_size, 1)
-        at_least_each("fsdp", self, 0, "forward_prefetch", "backward_prefetch")
-
 
 @dataclass(frozen=True)
-class DistributedConfig:
+class DistributedConfig(Section):
     """The process group, and what ddp does with it."""
 
-    backend: str | None = setting(None, "nccl or gloo; default: nccl with GPUs, else gloo")
-    timeout: float = setting(
-        600.0, "seconds after which a collective fails that other ranks do not join"
+    backend: str | None = setting(
+        None, "nccl or gloo; default: nccl with GPUs, else gloo", choices=("nccl", "gloo")
     )
-    bucket_cap_mb: float = setting(25.0, "megabytes of gradients sent together", DDP)
+    timeout: float = setting(
+        600.0, "seconds after which a collective fails that other ranks do not join", above=0
+    )
+    bucket_cap_mb: float = setting(25.0, "megabytes of gradients sent together", DDP, above=0)
     gradient_as_bucket_view: bool = setting(
         True, "let gradients be views of the buckets, which saves a copy", DDP
     )
@@ -355,9 +355,7 @@ class DistributedConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.backend is not None:
-            one_of("distributed.backend", self.backend, ("nccl", "gloo"))
-        above_each("distributed", self, 0, "timeout", "bucket_cap_mb")
+        super().__post_init__()
         if self.static_graph and self.find_unused_parameters:
             raise UsageError(
                 "distributed.static_graph and distributed.find_unused_parameters exclude each other"
@@ -365,26 +363,24 @@ class DistributedConfig:
 
 
 @dataclass(frozen=True)
-class NcclConfig:
+class NcclConfig(Section):
     """The network between nodes; `orchestrator plan --explain` shows the result and why."""
 
     profile: str = setting(
-        "auto", "auto (the fastest that all nodes have), infiniband, roce, ethernet or debug"
+        "auto",
+        "auto (the fastest that all nodes have), infiniband, roce, ethernet or debug",
+        choices=("auto", "infiniband", "roce", "ethernet", "debug"),
     )
     variables: dict[str, str] = field(
         default_factory=dict, metadata={**REST, "meaning": "such as NCCL_DEBUG"}
     )
-
-    def __post_init__(self) -> None:
-        profiles = ("auto", "infiniband", "roce", "ethernet", "debug")
-        one_of("nccl.profile", self.profile, profiles)
 
 
 COMPILED = only("compile.enabled", True)
 
 
 @dataclass(frozen=True)
-class CompileConfig:
+class CompileConfig(Section):
     """torch.compile, block by block."""
 
     enabled: bool = setting(False, "compile the model")
@@ -397,18 +393,16 @@ class CompileConfig:
 
 
 @dataclass(frozen=True)
-class DataloaderConfig:
+class DataloaderConfig(Section):
     """The loading of samples from disk to device."""
 
-    num_workers: int = setting(0, "loading processes per rank; 0: the rank loads by itself")
+    num_workers: int = setting(
+        0, "loading processes per rank; 0: the rank loads by itself", least=0
+    )
     pin_memory: bool = setting(
         True, "pin host memory, so that copies to GPUs overlap with computation"
     )
-    prefetch_factor: int = setting(2, "batches that each worker loads in advance")
-
-    def __post_init__(self) -> None:
-        at_least("dataloader.num_workers", self.num_workers, 0)
-        at_least("dataloader.prefetch_factor", self.prefetch_factor, 1)
+    prefetch_factor: int = setting(2, "batches that each worker loads in advance", least=1)
 
 
 def best_metric(key: str, text: str) -> tuple[str, bool]:
@@ -423,18 +417,18 @@ def best_metric(key: str, text: str) -> tuple[str, bool]:
 
 
 @dataclass(frozen=True)
-class CheckpointConfig:
+class CheckpointConfig(Section):
     """Saved state: sharded, checksummed, written whole or not at all."""
 
-    steps: int | None = setting(None, "steps between two checkpoints")
-    seconds: float | None = setting(None, "seconds between two checkpoints")
+    steps: int | None = setting(None, "steps between two checkpoints", least=1)
+    seconds: float | None = setting(None, "seconds between two checkpoints", above=0)
     at_end: bool = setting(True, "also save when the run ends or is stopped")
     directory: str | None = setting(
         None, "where to save; default: outputs/checkpoints of the experiment"
     )
-    keep: int = setting(3, "number of the newest to keep")
+    keep: int = setting(3, "number of the newest to keep", least=1)
     copies: int = setting(
-        1, "nodes that keep each part where they share no disk; 2: also a neighbour"
+        1, "nodes that keep each part where they share no disk; 2: also a neighbour", least=1
     )
     best: str | None = setting(None, 'also keep the best: "min eval_loss", "max eval_correct"')
     asynchronous: bool = setting(True, "continue training while files are written")
@@ -442,16 +436,14 @@ class CheckpointConfig:
         None, "copy each in the background to s3://BUCKET/NAME or file:///PATH"
     )
     memory_every: int | None = setting(
-        None, "steps between states in memory; 0: none; default: at most 3% of the time"
+        None, "steps between states in memory; 0: none; default: at most 3% of the time", least=0
     )
     resume: str = setting(
         "never", "never; auto (the newest valid one); a checkpoint, experiment or mirror"
     )
 
     def __post_init__(self) -> None:
-        at_least_each("checkpoint", self, 1, "steps", "keep", "copies")
-        above("checkpoint.seconds", self.seconds, 0)
-        at_least("checkpoint.memory_every", self.memory_every, 0)
+        super().__post_init__()
         if self.mirror is not None and "://" not in self.mirror:
             raise UsageError(
                 f"checkpoint.mirror is {self.mirror!r}, which is no URL",
@@ -465,24 +457,20 @@ PROFILED = only("profiling.enabled", True)
 
 
 @dataclass(frozen=True)
-class ProfilingConfig:
+class ProfilingConfig(Section):
     """A Chrome trace per rank, over some steps of the run; `orchestrator profile` reads them."""
 
     enabled: bool = setting(False, "trace some steps")
     wait: int | None = setting(
-        None, "steps before the trace; default: 5, or fewer in a short run", PROFILED
+        None, "steps before the trace; default: 5, or fewer in a short run", PROFILED, least=0
     )
     warmup: int | None = setting(
-        None, "steps traced and discarded; default: 2, or fewer in a short run", PROFILED
+        None, "steps traced and discarded; default: 2, or fewer in a short run", PROFILED, least=0
     )
-    active: int = setting(3, "steps in the trace", PROFILED)
+    active: int = setting(3, "steps in the trace", PROFILED, least=1)
     record_shapes: bool = setting(False, "record the shapes of tensors", PROFILED)
     profile_memory: bool = setting(False, "record allocations", PROFILED)
     with_stack: bool = setting(False, "record the lines of Python", PROFILED)
-
-    def __post_init__(self) -> None:
-        at_least_each("profiling", self, 0, "wait", "warmup")
-        at_least("profiling.active", self.active, 1)
 
     def within(self, steps: int) -> ProfilingConfig:
         """Decide the steps before the trace: where the run is short, it begins at the beginning."""
@@ -502,19 +490,17 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 
 
 @dataclass(frozen=True)
-class LoggingConfig:
+class LoggingConfig(Section):
     """The reports of a run."""
 
-    interval: int = setting(10, "steps between two progress lines and metrics lines")
+    interval: int = setting(10, "steps between two progress lines and metrics lines", least=1)
     trackers: tuple[str, ...] = setting(
-        (), "tensorboard, wandb, mlflow: they receive what rank 0 measures"
+        (), "tensorboard, wandb, mlflow: they receive what rank 0 measures", choices=TRACKERS
     )
     tracker_options: dict[str, Any] = setting({}, "options by tracker: {wandb: {project: p}}")
 
     def __post_init__(self) -> None:
-        at_least("logging.interval", self.interval, 1)
-        for name in self.trackers:
-            one_of("logging.trackers", name, TRACKERS)
+        super().__post_init__()
         for name, options in self.tracker_options.items():
             if name not in self.trackers:
                 raise UsageError(
@@ -528,7 +514,7 @@ class LoggingConfig:
 
 
 @dataclass(frozen=True)
-class SyncConfig:
+class SyncConfig(Section):
     """The files that travel to nodes which do not share the head's directory."""
 
     include: tuple[str, ...] = setting(
@@ -541,15 +527,14 @@ class SyncConfig:
     link: tuple[str, ...] = setting(
         (), "more directories of inputs that each node has, beside data, datasets and .venv"
     )
-    largest_file: float = setting(200.0, "megabytes of the largest file that is sent")
-    largest_tree: float = setting(2000.0, "megabytes of the largest tree that is sent")
+    largest_file: float = setting(200.0, "megabytes of the largest file that is sent", above=0)
+    largest_tree: float = setting(2000.0, "megabytes of the largest tree that is sent", above=0)
     keep: float = setting(
-        20.0, "megabytes of the largest code that is kept with the experiment, for rerun"
+        20.0, "megabytes of the largest code that is kept with the experiment, for rerun", least=0
     )
 
     def __post_init__(self) -> None:
-        above_each("sync", self, 0, "largest_file", "largest_tree")
-        at_least("sync.keep", self.keep, 0)
+        super().__post_init__()
         for name in self.link:
             if name.startswith(("/", "~")) or not {"", ".", ".."}.isdisjoint(name.split("/")):
                 raise UsageError(f"sync.link has {name!r}; it must be a path below the directory")

@@ -21,6 +21,7 @@ from orchestrator.cli.main import cli
 from orchestrator.cli.options import LAUNCH_OPTIONS, show_log
 from orchestrator.common import logs
 from orchestrator.common.errors import UsageError
+from orchestrator.common.version import __version__
 from orchestrator.config import load
 from orchestrator.config.launch import (
     COMMON,
@@ -51,7 +52,7 @@ RECORD = JobRecord("job-1", "/e", "done", ["master_launch"], [], 1000.0)
 def test_every_command_has_its_defined_options(name: str) -> None:
     taken = {one.name for one in COMMANDS[name].params if hasattr(one, "group")}
     defined = {key for key, option in DEFINED.items() if name in option.commands}
-    assert taken == {*defined, "color", "json", "verbosity"}
+    assert taken - {"version"} == {*defined, "color", "json", "verbosity"}
 
 
 def test_every_launch_key_is_option_keyword_and_recorded() -> None:
@@ -133,6 +134,11 @@ def test_number_of_commands_and_options_is_bounded() -> None:
     leaves = [path for path, one in walk(cli, "orchestrator") if not hasattr(one, "commands")]
     assert len(leaves) <= 32
     assert sum(isinstance(one, click.Option) for one in launch_command.params) <= 45
+
+
+def test_launch_answers_with_version() -> None:
+    result = CliRunner().invoke(launch_command, ["--version"], prog_name="master_launch")
+    assert result.output == f"master_launch, version {__version__}\n"
 
 
 def test_warm_differs_between_nodes_and_launch() -> None:

@@ -18,7 +18,7 @@ import torch
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import Say, plural
 from orchestrator.config import parse
-from orchestrator.config.parse import at_least, one_of
+from orchestrator.config.parse import bounded, one_of
 from orchestrator.config.schema import SHARDED, Config, TrainingConfig, best_metric
 from orchestrator.engine.core.stopping import Duration, Limit, TrainingRequest, parse_period
 from orchestrator.engine.data.batch import Batches
@@ -154,7 +154,7 @@ def trainer_config(given: TrainerSettings) -> Config:
     """Return the engine's config for a Trainer's arguments."""
     keys = given.config or {}
     refuse_unread(keys)
-    at_least("log_every", given.log_every, 1)
+    bounded("log_every", given.log_every, least=1)
     strategy = given.strategy
     if strategy == "auto":
         raise UsageError(
@@ -280,9 +280,9 @@ def request_of(
     `keys` holds the config keys that the program has set itself. A Trainer saves at the end only if
     an argument or such a key asks for checkpoints; the built-in engine follows its config.
     """
-    at_least("epochs", epochs, 1)
-    at_least("patience", patience, 1)
-    at_least("keep", keep, 1)
+    bounded("epochs", epochs, least=1)
+    bounded("patience", patience, least=1)
+    bounded("keep", keep, least=1)
     checkpoint, training = config.checkpoint, config.training
     set_keys = keys.get("checkpoint", {})
     limits = limits_of(training, parse_period("max_period", max_period))

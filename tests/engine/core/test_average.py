@@ -206,7 +206,7 @@ def test_resume_reports_missing_or_unused_average(
 
 
 def test_invalid_average_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"training.ema is 1; it must be from 0 to below 1"):
+    with pytest.raises(UsageError, match=r"training.ema is 1; it must be above 0 and below 1"):
         made(adamw, ema=1.0)
     with pytest.raises(UsageError, match=r"training.ema is 0; it must be above 0"):
         made(adamw, ema=0.0)

@@ -125,7 +125,7 @@ class Stream(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        (lambda t, data: t.train(data, epochs=1, patience=0), "patience must be at least 1"),
+        (lambda t, data: t.train(data, epochs=1, patience=0), "is 0; it must be at least 1"),
         (lambda t, data: t.train(epochs=1), "train() has no data"),
         (lambda t, data: t.save("w.pt", model="G"), "there is one, without a name"),
         (lambda t, data: t.state_dict(ema=True), "this Trainer has none"),
