@@ -56,7 +56,9 @@ def dialogue(here: Path, words: list[str], *steps: Step) -> tuple[int, str]:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Path:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    # Hints name a command by its path where PATH does not lead to it.
+    monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
     (tmp_path / "project").mkdir()
     (tmp_path / "project/my train.py").write_text("print('trains')\n")
     return tmp_path / "project"
