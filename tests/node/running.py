@@ -56,11 +56,11 @@ def streams(log: bytes, ranks: bytes) -> dict[str, bytes]:
     if not records:
         assert not log
         return {}
-    starts = [int(offset) for offset, _ in records]
+    starts = [int(offset) for offset, *_ in records]
     assert starts == sorted(starts)
     assert starts[0] == 0
     found: dict[str, bytes] = {}
-    for (start, stream), end in zip(records, [*starts[1:], len(log)], strict=True):
+    for (start, stream, *_), end in zip(records, [*starts[1:], len(log)], strict=True):
         found[stream.decode()] = found.get(stream.decode(), b"") + log[int(start) : end]
     return found
 

@@ -68,11 +68,10 @@ def cause_of(job: FollowedJob) -> JobVerdict | None:
     """Return the verdict on a job that failed, None if no failure was reported."""
     silent = [(node.record.index, node.record.name) for node in job.nodes if not node.over]
     # Other nodes can have taken a standstill of this length for a loss.
-    shortest = job.record.launch.node_loss_timeout / 2
     still = [
         (node.record.index, node.record.name, node.ended.stood_still)
         for node in job.nodes
-        if node.ended is not None and node.ended.stood_still > shortest
+        if node.ended and node.ended.stood_still > job.record.launch.node_loss_timeout / 2
     ]
     codes = [rank.code for node in job.nodes for rank in node.ranks.values()]
     bad = sum(code not in (0, None) for code in codes)

@@ -14,7 +14,6 @@ from orchestrator.head.follow.followed_job import FollowedJob, NodeState
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.monitors.watchers import OPEN_ALL
 from orchestrator.head.follow.streams.updates import (
-    ClockRead,
     Connected,
     DiskFull,
     Failed,
@@ -70,10 +69,6 @@ class Reports:
             log.info("%s is back after %.1f s", node.who, node.away)
             say(styled(f"{node.who} is back after {node.away:.0f} s", DONE))
         node.lost_since = 0.0
-
-    @take.register(ClockRead)
-    def _(self, updates: ClockRead, node: NodeState) -> None:
-        self.set_clock(node, updates.clock)
 
     @take.register(Lost)
     def _(self, updates: Lost, node: NodeState) -> None:

@@ -21,7 +21,9 @@ NO_RANK = "-"
 # The same stream, after all ranks of the node have ended without error.
 GOODBYE = "~"
 _BLOCK_BYTES = 64 * 1024
-_RECORD = re.compile(r"^([0-9]{1,18}) ([0-9]{1,9}|[-~])$", re.MULTILINE)
+_RECORD = re.compile(
+    r"^([0-9]{1,18}) ([0-9]{1,9}|[-~])(?: ([0-9]{1,11}[.][0-9]{2}))?$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,8 @@ class LogFile:
     # The node as the user wrote it, such as 10.0.0.2.
     label: str
     text: Path
-    # Lines "<offset> <stream>": the log is of that stream from that byte on.
+    # Lines "<offset> <stream> <time>": the log is of that stream from that byte on, and was printed
+    # from that time on by the node's clock. Nodes of earlier versions wrote no time.
     ranks: Path
 
     def size(self) -> int:
@@ -44,6 +47,10 @@ class Piece(NamedTuple):
 
     stream: str
     data: bytes
+
+
+# A piece and the time at which it was printed, by the node's clock; 0 if it was not recorded.
+Timed = tuple[Piece, float]
 
 
 class LogReader:
@@ -75,7 +82,7 @@ class LogReader:
 
     def skip_to(self, offset: int) -> None:
         self._position = offset
-        self._stream = NO_RANK
+        self._stream, self._time = NO_RANK, 0.0
         self._records = _Records(self.log.ranks, offset)
 
     def skip_near_end(self, keep: int) -> int:
@@ -89,6 +96,10 @@ class LogReader:
         return self._position - before
 
     def read(self, limit: int = 1 << 20) -> list[Piece]:
+        return [piece for piece, _ in self.read_timed(limit)]
+
+    def read_timed(self, limit: int) -> list[Timed]:
+        """Read as read() does, and split what a stream printed at several times."""
         limit = min(limit, self.behind())
         if not limit:
             return []
@@ -98,13 +109,13 @@ class LogReader:
         begin, end = self._position, self._position + len(data)
         pieces = []
         at = begin
-        for offset, stream in self._records.before(end):
-            if stream != self._stream and offset > at:
-                pieces.append(Piece(self._stream, data[at - begin : offset - begin]))
+        for offset, stream, time in self._records.before(end):
+            if (stream, time) != (self._stream, self._time) and offset > at:
+                pieces.append((Piece(self._stream, data[at - begin : offset - begin]), self._time))
                 at = offset
-            self._stream = stream
+            self._stream, self._time = stream, time
         if at < end:
-            pieces.append(Piece(self._stream, data[at - begin :]))
+            pieces.append((Piece(self._stream, data[at - begin :]), self._time))
         self._position = end
         return pieces
 
@@ -116,9 +127,9 @@ class _Records:
         self._path = path
         self._position = _last_record_before(path, offset) if offset else 0
         # Records that are read ahead, in reverse order.
-        self._ahead: list[tuple[int, str]] = []
+        self._ahead: list[tuple[int, str, float]] = []
 
-    def before(self, end: int) -> Iterator[tuple[int, str]]:
+    def before(self, end: int) -> Iterator[tuple[int, str, float]]:
         """Yield and remove the next records whose offset is below `end`."""
         while True:
             while self._ahead and self._ahead[-1][0] < end:
@@ -132,7 +143,9 @@ class _Records:
         whole = block[: block.rfind(b"\n") + 1]
         self._position += len(whole)
         records = _RECORD.findall(whole.decode("ascii", "replace"))
-        self._ahead = [(int(offset), stream) for offset, stream in reversed(records)]
+        self._ahead = [
+            (int(offset), stream, float(at or 0)) for offset, stream, at in reversed(records)
+        ]
         return bool(whole)
 
 

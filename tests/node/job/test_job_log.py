@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,6 +119,7 @@ def test_slow_line_is_written_in_parts(files: Files, clock: mock.Mock) -> None:
     clock.return_value += PARTIAL_SECONDS / 2
     assert files.job_log.flush() == pytest.approx(PARTIAL_SECONDS / 2)
     assert files.log.read_bytes() == b"name? "
+    assert abs(time.time() - float(files.ranks.read_bytes().split()[-1])) < 60
     clock.return_value += PARTIAL_SECONDS / 2
     assert files.job_log.flush() is None
     assert files.streams() == {"0": b"name? ", "1": b"password? "}

@@ -28,7 +28,6 @@ from orchestrator.head.follow.streams.node_logs import AppendOnly, NodeLogs, log
 from orchestrator.head.follow.streams.printed import Printed
 from orchestrator.head.follow.streams.updates import (
     Answer,
-    ClockRead,
     Connected,
     DiskFull,
     Failed,
@@ -110,8 +109,14 @@ class NodeFollower:
         self.outputs = experiment.path / "outputs"
         self.growing = GrowingFiles(job, node, self.outputs)
         [log] = log_files(experiment, [node])
-        most = PRINTED_BYTES // (among if node.index else 1)
-        self.printed = Printed(log, experiment.path, node.numbers, most)
+        self.printed = Printed(
+            log,
+            experiment.path,
+            node.numbers,
+            PRINTED_BYTES // (among if node.index else 1),
+            job=job,
+            begin=node.log_before,
+        )
         self.post = post
         self.channel = channel
         # True for an observer: it does not renew the job's lease.
@@ -164,9 +169,7 @@ class NodeFollower:
         """Return the channel of a node that is over, for the next attempt; None if it is in use."""
         if self.thread is not None:
             self.thread.join(GIVE_SECONDS)
-            if self.thread.is_alive():
-                return None
-        if not self.over:
+        if not self.over or (self.thread is not None and self.thread.is_alive()):
             return None
         channel, self.channel = self.channel, None
         return channel
@@ -197,7 +200,7 @@ class NodeFollower:
             self._stream(self.channel)
             if not self.ended:
                 self._sweep(self.channel)
-            self.printed.check(self.ahead, last=True)
+            self._read_printed(last=True)
             self._bring_outputs(self.channel)
             self.over = True
             log.info("%s: its part is over, and all files are here", self.node.name)
@@ -280,7 +283,7 @@ class NodeFollower:
     def _stream(self, channel: NodeChannel) -> None:
         self.heard_at = time.monotonic()
         while True:
-            self.printed.check(self.ahead)
+            self._read_printed()
             self._ask_what_is_due(channel)
             try:
                 kind, size = channel.header(self._due(), SILENCE)
@@ -301,6 +304,12 @@ class NodeFollower:
             if isinstance(message, SupervisorGone):
                 return
             self._take(message, channel)
+
+    def _read_printed(self, *, last: bool = False) -> None:
+        # After close() another head may read on.
+        with self.writing:
+            if not self.closing.is_set():
+                self.printed.check(self.ahead, last=last)
 
     def _due(self) -> float:
         """Return the time of the next scheduled action."""
@@ -346,7 +355,7 @@ class NodeFollower:
     @_take.register(Clock)
     def _(self, message: Clock, channel: NodeChannel) -> None:
         self.ahead = channel.clock.offset
-        self.post(ClockRead(self.node.index, self.ahead))
+        self.post(Connected(self.node.index, self.ahead))
 
     def _append(self, channel: NodeChannel, file: AppendOnly, size: int) -> None:
         head = channel.exactly(OFFSET.size, time.monotonic() + HEAD_PATIENCE_SECONDS, SILENCE)
@@ -363,11 +372,9 @@ class NodeFollower:
 
     def _keep(self, channel: NodeChannel, file: AppendOnly, data: memoryview) -> None:
         """Append to a log; wait while the local disk is full, as the node keeps all output."""
-        rest = self._write(file, data)
-        while rest and not self.closing.wait(1.0):
+        while (data := self._write(file, data)) and not self.closing.wait(1.0):
             self.post(DiskFull(self.node.index))
             self._ask_what_is_due(channel, updates=False)
-            rest = self._write(file, rest)
 
     def _write(self, file: AppendOnly, data: memoryview) -> memoryview:
         # After close() another follower may write to the file.

@@ -2,48 +2,70 @@
 
 Each rank whose lines contain a step and a loss gets a metrics file like those of a Trainer, in
 `printed/` of the experiment. All readers of metrics show it: `top`, the report, trackers.
+
+The files are a function of the log, whoever reads it. A head that takes over begins at the offset
+that is on disk, with what was made of the log up to there: it cuts off later rows and makes them
+again from the same bytes, with the same times.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-import re
+import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from orchestrator.common import files
 from orchestrator.head.screen.log_reader import LogFile, LogReader
+from orchestrator.protocol.message import decode, parse, to_json
 from orchestrator.records.metrics import trainers
 
+if TYPE_CHECKING:
+    from orchestrator.head.follow.streams.teller import Teller
+
 LOOK_SECONDS = 1.0
-# The most bytes that are read at once; a log that grows faster is read only at its end.
+# The pause between two writes of the state.
+SAVE_SECONDS = 5.0
+# The most bytes that are read at once.
 MOST_BYTES = 128 << 10
-# The last bytes of a line that are read.
-LONGEST_LINE = 2000
 # The least bytes that are read at once, even with many nodes: enough for some lines.
 LEAST_BYTES = 4 << 10
+# A reader that is further behind skips to this distance from the end of the log.
+FURTHEST_BEHIND_BYTES = 16 << 20
 
 
 class Printed:
-    """Reads the local log of one node from its current end on, as its follower appends to it."""
+    """Reads the local log of one node as its follower appends to it.
+
+    `begin` is the offset at which this job's log begins, after those of earlier attempts.
+    """
 
     def __init__(
-        self, log: LogFile, experiment: Path, ranks: range, most: int = MOST_BYTES
+        self,
+        log: LogFile,
+        experiment: Path,
+        ranks: range,
+        most: int = MOST_BYTES,
+        *,
+        job: str = "",
+        begin: int = 0,
     ) -> None:
+        self.log, self.job, self.begin = log, job, begin
         self.most = max(LEAST_BYTES, min(MOST_BYTES, most))
-        self.reader = LogReader(log, start=log.size())
         self.outputs = experiment / "outputs"
-        self.ranks = frozenset(map(str, ranks))
+        self.folder = trainers.printed(self.outputs)
+        self.state = self.folder / f"node_{log.node}.json"
+        self.paths = {str(rank): self.folder / trainers.file_name(rank) for rank in ranks}
+        self.reader: LogReader | None = None
         self.tellers: dict[str, Teller] = {}
-        self.looked = 0.0
-        # The time of the next read if the log has grown.
-        self.due = math.inf
+        self.looked = self.saved = 0.0
+        # The time of the next read; the first one goes on where the last head stopped.
+        self.due = 0.0
 
     def grew(self) -> None:
-        self.due = self.looked + LOOK_SECONDS
+        self.due = min(self.due, self.looked + LOOK_SECONDS)
 
     def check(self, offset: float, *, last: bool = False) -> None:
         """Write the metrics of new lines; `offset`: the node's clock minus this machine's."""
@@ -51,77 +73,73 @@ class Printed:
         if not last and now < self.due:
             return
         self.looked, self.due = now, math.inf
-        if not self.reader.behind() or trainers.measured(self.outputs):
+        if not self.log.size() or trainers.measured(self.outputs):
             return
-        self.reader.skip_near_end(self.most)
+        if self.reader is None:
+            self.reader = LogReader(self.log, start=self.restored())
+        self.reader.skip_near_end(FURTHEST_BEHIND_BYTES)
+        while self.reader.behind():
+            self.read(self.reader, offset)
+            if not last:
+                break
+        if self.reader.behind():
+            self.grew()
+        if self.saved and now >= self.saved + SAVE_SECONDS:
+            self.save(self.reader.position, self.tellers)
+
+    def read(self, reader: LogReader, offset: float) -> None:
+        # Imported at the first output, as the patterns take 20 ms to compile.
+        from orchestrator.head.follow.streams.teller import Teller
+
         new: dict[str, list[str]] = {}
-        for stream, data in self.reader.read(self.most):
-            if stream in self.ranks:
-                new.setdefault(stream, []).extend(self.rows_of(stream, data, time.time() + offset))
+        for (stream, data), at in reader.read_timed(self.most):
+            if stream in self.paths:
+                teller = self.tellers.setdefault(stream, Teller(int(stream)))
+                rows = teller.rows(data, at or time.time() + offset)
+                new.setdefault(stream, []).extend(rows)
         for stream, lines in new.items():
             if lines:
-                self.write(int(stream), "".join(lines))
+                self.write(self.paths[stream], "".join(lines))
 
-    def rows_of(self, stream: str, data: bytes, at: float) -> Iterator[str]:
-        if stream not in self.tellers:
-            self.tellers[stream] = Teller(int(stream))
-        return self.tellers[stream].rows(data, at)
-
-    def write(self, rank: int, text: str) -> None:
-        """Append to the rank's metrics file; on a full disk only these rows are lost."""
-        path = trainers.printed(self.outputs) / trainers.file_name(rank)
+    def write(self, path: Path, text: str) -> None:
+        """Append to a rank's metrics file; on a full disk only these rows are lost."""
         with contextlib.suppress(OSError):
-            path.parent.mkdir(mode=0o700, exist_ok=True)
+            self.folder.mkdir(mode=0o700, exist_ok=True)
+            if not self.saved:
+                self.save(self.begin, {})
             files.add_lines(path, text.encode())
 
+    # -- what is on disk for the next head ---------------------------------------------------------
 
-# A progress bar returns to the beginning of its line with \r.
-ENDS = re.compile(rb"[\r\n]+")
+    def save(self, offset: int, tellers: dict[str, Teller]) -> None:
+        """Write how far the log is read, and what was made of it."""
+        from orchestrator.head.follow.streams.teller import State
+
+        sizes = {int(rank): size_of(path) for rank, path in self.paths.items()}
+        with contextlib.suppress(OSError):
+            files.replace(self.state, to_json(State(self.job, offset, sizes, tellers)))
+            self.saved = time.monotonic()
+
+    def restored(self) -> int:
+        """Return the offset to begin at, with the parsers and the rows that belong to it."""
+        if not self.state.exists():
+            return self.begin
+        from orchestrator.head.follow.streams.teller import State
+
+        try:
+            state = decode(State, parse(files.read_plain(self.state)))
+        except (OSError, ValueError):
+            # What its rows are made of is not known: none is written twice.
+            return self.log.size()
+        if state.job != self.job:
+            return self.begin
+        for rank, path in self.paths.items():
+            size = state.sizes.get(int(rank), 0)
+            if size_of(path) > size:
+                os.truncate(path, size)
+        self.tellers, self.saved = state.tellers, time.monotonic()
+        return state.offset
 
 
-class Teller:
-    """The parser of one rank's output: its incomplete last line and its last steps."""
-
-    def __init__(self, rank: int) -> None:
-        # Its patterns take 20 ms to compile, and a job may print nothing.
-        from orchestrator.records.metrics.step_lines import StepReader
-
-        self.rank = rank
-        self.rest = b""
-        self.reader = StepReader()
-        # The time and the number of its first step.
-        self.first: tuple[float, int] | None = None
-        # The last step in the file by the name of the loss.
-        self.written: dict[str, int] = {}
-        # The number of steps whose loss is NaN or infinite.
-        self.lost_steps = 0
-
-    def lines(self, data: bytes) -> Iterator[str]:
-        *whole, self.rest = ENDS.split(self.rest + data)
-        self.rest = self.rest[-LONGEST_LINE:]
-        for line in whole:
-            yield line.decode(errors="replace")
-
-    def rows(self, data: bytes, at: float) -> Iterator[str]:
-        """Yield the metrics rows of further output, which was printed at the time `at`."""
-        for text in self.lines(data):
-            line = self.reader.values(text)
-            step, steps = line.get("step", -1), line.pop("steps", None)
-            # A progress bar shows the same step many times.
-            for name in ("loss", "val_loss"):
-                if name in line and self.written.get(name) == step:
-                    del line[name]
-            if "loss" not in line and "val_loss" not in line:
-                continue
-            if "loss" in line and line["loss"] is None:
-                self.lost_steps += 1
-                line["lost_steps"] = self.lost_steps
-            self.written |= dict.fromkeys(line.keys() & {"loss", "val_loss"}, step)
-            if self.first is None or step < self.first[1]:
-                self.first = (at, step)
-            begun, first = self.first
-            if steps is not None and steps >= step:
-                line["steps"] = steps
-                if step > first:
-                    line["left_s"] = round((steps - step) * (at - begun) / (step - first), 1)
-            yield json.dumps({"rank": self.rank, "time": round(at, 3), **line}) + "\n"
+def size_of(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -34,14 +34,9 @@ class Lost(NodeUpdate, kw_only=False):
 
 
 class Connected(NodeUpdate, kw_only=False):
-    """The stream begins, or begins again. `clock`: the node's clock minus this machine's."""
+    """The stream begins, or goes on: the clock is read again, as it may be set at any time."""
 
-    clock: float
-
-
-class ClockRead(NodeUpdate, kw_only=False):
-    """The clock was read again, as it may be set at any time."""
-
+    # The node's clock minus this machine's.
     clock: float
 
 

@@ -1,8 +1,9 @@
 """One job's log on one node: the output of all its ranks, and an index of the ranks' bytes.
 
 `log` holds the bytes as they were printed, in whole lines where a line ends soon enough.
-`ranks` holds lines "<offset> <stream>": the bytes from that offset on are that stream's. Both only
-grow, so a reader elsewhere can resume at its own file's length.
+`ranks` holds lines "<offset> <stream> <time>": the bytes from that offset on are that stream's, and
+were printed from that time on. Both only grow, so a reader elsewhere can resume at its own file's
+length.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from collections.abc import Callable, Sequence
 from orchestrator.common import files, hiding
 from orchestrator.node.peers.peers import EventLoop
 
-# An unfinished line (a prompt, a progress bar) is written after this time.
+# An unfinished line (a prompt, a progress bar) is written after this time, and the time of output
+# is recorded this often.
 PARTIAL_SECONDS = 0.1
 PARTIAL_BYTES = 1 << 16
 NO_RANK = "-"
@@ -43,7 +45,8 @@ class JobLog:
         # The head's copy of the log begins with this many bytes of earlier attempts.
         self.before = before
         self.size = os.fstat(self.log).st_size
-        self.stream = ""
+        # The stream and the time in the last record.
+        self.stream, self.stamped = "", 0.0
         self.partials: dict[str, PartialLine] = {}
         # The last output of each stream.
         self.last: dict[str, bytes] = {}
@@ -116,9 +119,14 @@ class JobLog:
         """Append bytes, after their record in `ranks`; return how many were written."""
         try:
             self._write_record()
-            if stream != self.stream:
-                self.stream = stream
-                self.record = f"{self.before + self.size} {stream}\n".encode()
+            # The clock may be set back.
+            if stream != self.stream or abs(time.time() - self.stamped) >= PARTIAL_SECONDS:
+                self.stream, self.stamped = stream, time.time()
+                self.record = b"%d %s %.2f\n" % (
+                    self.before + self.size,
+                    stream.encode(),
+                    self.stamped,
+                )
                 self._write_record()
             while data:
                 data = data[os.write(self.log, data) :]
