@@ -572,7 +572,7 @@ BUDGETS = {
     "head/connect": 1298,
     "head/follow": 2400,
     "head/background": 142,
-    "head/commands": 1914,
+    "head/commands": 1918,
     "head/doctor": 544,
     "head/environments": 350,
     "head/exec": 252,
@@ -601,7 +601,7 @@ BUDGETS = {
     "views/dashboard": 261,
     "views/profile": 179,
     "views/report": 586,
-    "views/top": 795,
+    "views/top": 805,
     "views/track": 362,
     "views/verify": 229,
 }

@@ -23,6 +23,12 @@ USUALLY = 20
 COMMAND_CHARACTERS, NOTE_CHARACTERS, CAUSE_CHARACTERS = 40, 60, 120
 
 
+def state_of(row: Row) -> Cell:
+    stalled = (f"{row.state}, {row.stalled}", styles.WARNING)
+    usual = (row.state, styles.STATES.get(row.state, ""))
+    return stalled if row.stalled and row.state == "running" else usual
+
+
 def step_of(row: Row) -> str:
     known = row.progress
     return "-" if known.step is None else f"{known.step}" + f"/{known.steps}" * bool(known.steps)
@@ -50,7 +56,7 @@ def note_of(row: Row) -> str:
 
 COLUMNS: tuple[Column[Row], ...] = (
     Column("JOB", lambda row: row.name),
-    Column("STATE", lambda row: (row.state, styles.STATES.get(row.state, ""))),
+    Column("STATE", state_of),
     Column("STEP", step_of, right=True),
     Column("LOSS", loss_of, right=True),
     Column("LEFT", left_of, right=True),

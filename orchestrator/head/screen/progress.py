@@ -5,17 +5,20 @@ If the size is known it has a bar, the speed, the time left and the number of fi
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.common import text
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.lines import fit
+from orchestrator.records.metrics import trainers
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -23,6 +26,8 @@ R = TypeVar("R")
 FRAME_SECONDS = 0.2
 BAR_COLUMNS = 20
 SEPARATOR = " · "
+# A job whose steps stand still for this long is said to do so.
+STALL_SECONDS = 15.0
 
 
 class ProgressBar:
@@ -102,3 +107,13 @@ def joined(parts: Sequence[tuple[str, str, int]], columns: int) -> str:
     if len(line) < sum(len(part[0]) for part in kept):
         return line
     return SEPARATOR.join(styles.styled(content, style) for content, style, _ in kept)
+
+
+def stall(experiment: Path) -> str:
+    """Return `no step for 45 s` if the metrics of a job have not grown lately, else ""."""
+    # A file may be removed at any moment.
+    with contextlib.suppress(OSError):
+        if path := trainers.of_first_rank(experiment / "outputs"):
+            still = time.time() - path.stat().st_mtime
+            return f"no step for {text.duration(round(still))}" if still >= STALL_SECONDS else ""
+    return ""

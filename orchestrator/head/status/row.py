@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import in_one_line
+from orchestrator.head.screen.progress import stall
 from orchestrator.records import goodput
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import progress
@@ -30,6 +31,8 @@ class Row:
     attempt: int = 1
     started: float = 0.0
     ended: float | None = None
+    # How long a running job has made no step, as text; empty if it makes steps.
+    stalled: str = ""
     # The reason why the job failed, or why its record cannot be read.
     cause: str = ""
     # The fraction of the job's time that was spent on training.
@@ -62,6 +65,7 @@ def of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
         attempt=record.attempt,
         started=record.started,
         ended=record.ended if record.over else None,
+        stalled=stall(experiment.path) if record.state == "running" else "",
         cause=(words.splitlines() or [""])[0][:LONGEST_CAUSE],
         training=training if 0 < training <= 1 else None,
         note=in_one_line(record.launch.note or ""),

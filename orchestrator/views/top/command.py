@@ -11,6 +11,7 @@ from functools import partial
 
 from orchestrator.common import interrupt
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
+from orchestrator.common.text import plural
 from orchestrator.common.wings import needed
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.machines.exec import OUTPUT_CLOSED
@@ -89,7 +90,10 @@ def to_text(sample: TopSample, terminal: Terminal) -> str:
     nodes = table.NODES.fitted(sample.nodes, width).text(sample.nodes, terminal)
     jobs = table.job_table(sample.time).fitted(sample.jobs, width).text(sample.jobs, terminal)
     lost = reasons((node.name, node.problem, node.fix) for node in sample.nodes if node.fix)
-    parts = [nodes, jobs if sample.jobs else "no job runs there", "\n".join(lost)]
+    silent = sum(node.checkup is None for node in sample.nodes)
+    unseen = f"; {plural(silent, 'node')} did not answer" if silent else ""
+    none = f"no job is seen{unseen}" if unseen else "no job runs there"
+    parts = [nodes, jobs if sample.jobs else none, "\n".join(lost)]
     return "\n\n".join(filter(None, parts))
 
 

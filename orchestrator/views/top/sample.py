@@ -15,6 +15,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.head.screen.progress import stall
 from orchestrator.head.status.row import command_of
 from orchestrator.protocol.facts import Checkup, Gpu, Load
 from orchestrator.protocol.requests.machine import Examine
@@ -33,6 +34,8 @@ RETRY_SECONDS = 5.0
 STALE_SECONDS = 5.0
 # GPUs are queried less often, as nvidia-smi costs a node more than all the rest.
 GPU_SECONDS = 5.0
+# The problem of a node that has not given its first answer yet.
+CONNECTING = "connecting ..."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,8 @@ class JobSample(Progress):
     since: float
     experiment: str = ""
     command: str = ""
+    # How long it has made no step, as text.
+    stalled: str = ""
     # Only filled for the job that is shown in detail.
     ranks: tuple[RankProgress, ...] = ()
 
@@ -155,8 +160,8 @@ class Watch:
             steps = progress.all_steps(found.path, record)
             how_far, ranks = progress.of(found.path, record, steps)
             closer = tuple(ranks) if self.closer in (sample.job, EVERY) else ()
-            known = {"experiment": found.name, "command": command_of(record), **vars(how_far)}
-            return replace(sample, ranks=closer, **known)
+            known = {"command": command_of(record), "stalled": stall(found.path), **vars(how_far)}
+            return replace(sample, experiment=found.name, ranks=closer, **known)
         return sample
 
 
@@ -207,9 +212,9 @@ class WatchedNode:
         silent = time.monotonic() - self.since
         if self.last is not None and (self.done.is_set() or silent < STALE_SECONDS):
             return self.last
-        if self.channel is None:
+        if self.channel is None or self.last is None:
             problem = self.last.problem if self.last is not None else ""
-            return NodeSample(self.node.name, problem=problem or "connecting ...")
+            return NodeSample(self.node.name, problem=problem or CONNECTING)
         return NodeSample(self.node.name, problem=f"it has not answered for {silent:.0f} s")
 
     def observe(self) -> NodeSample:

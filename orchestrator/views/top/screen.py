@@ -24,7 +24,7 @@ from orchestrator.common.text import plural
 from orchestrator.head.screen.output import Cell, Table, printable
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top import table
-from orchestrator.views.top.sample import JobSample, NodeSample, TopSample
+from orchestrator.views.top.sample import CONNECTING, JobSample, NodeSample, TopSample
 
 R = TypeVar("R")
 # The time between two reads of a log.
@@ -303,6 +303,8 @@ class Top(App[None]):
         self.sample = sample
         reached = sum(node.checkup is not None for node in sample.nodes)
         words = f"{reached} of {len(sample.nodes)} nodes, {plural(len(sample.jobs), 'job')}"
+        if not reached and any(node.problem == CONNECTING for node in sample.nodes):
+            words = f"connecting to {plural(len(sample.nodes), 'node')} ..."
         words += f", only rows with {self.filter.value!r}" if self.filter.value else ""
         self.heading.update(Text(words))
         self.shown = (

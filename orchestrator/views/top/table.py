@@ -184,9 +184,10 @@ PARTS: Table[DetailRow] = Table(
 # -- jobs -----------------------------------------------------------------------------------------
 
 
-def step_words(job: JobSample) -> str:
+def step_words(job: JobSample) -> Cell:
     step = "-" if job.step is None else str(job.step)
-    return step + f" of {job.steps}" * bool(job.steps)
+    step += f" of {job.steps}" * bool(job.steps)
+    return (f"{step}, {job.stalled}", styles.WARNING) if job.stalled else step
 
 
 def loss_words(job: JobSample) -> Cell:

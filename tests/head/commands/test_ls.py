@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,8 @@ def test_ls_prints_line_per_job_newest_first(
     assert second.endswith("  'a b.py' --lr=1") and heading.split()[-2:] == ["COMMAND", "NOTE"]
     assert first.split()[:6] == [NAMES[0], "failed", "-", "-", "-", "1"]
     assert first.endswith("KeyError: 'labels'")
+    os.utime(runs.path / "outputs" / file_name(0), (time.time() - 100,) * 2)
+    assert "running, no step for 1 min 4" in listed(tmp_path, capsys)[2]
     with output.json_alone():
         (row,) = json.loads("\n".join(listed(tmp_path, capsys, running=True)))
     assert (row["name"], row["ranks"], row["progress"]["step"]) == (NAMES[1], 8, 214)

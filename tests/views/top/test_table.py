@@ -32,6 +32,8 @@ def test_job_row_has_every_column() -> None:
     whole = job("train", slowest="rank 3 +40%", nodes=("one", "two", "three"), command="a.py")
     foreign = job("x", experiment="", step=None, steps=None, loss=None, rate=None, left=None)
     jobs = table.job_table(sample().time)
+    stalled = job("train", stalled="no step for 45 s")
+    assert jobs.cells(stalled)[1] == ("10 of 40, no step for 45 s", "yellow")
     assert dict(zip(jobs.headings, jobs.words(whole), strict=True)) == {
         "JOB": "train",
         "STEP": "10 of 40",

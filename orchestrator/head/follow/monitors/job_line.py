@@ -9,11 +9,13 @@ from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.keyboard import in_foreground
-from orchestrator.head.screen.progress import joined
+from orchestrator.head.screen.progress import joined, stall
 from orchestrator.records.metrics import progress
 
 # The pause between two reads of the metrics; at least twenty times the duration of a read.
 LOOK_SECONDS = 1.0
+# The weights of the parts of the progress, by their first word; that of any other is 3.
+WEIGHTS = {"step": 0, "loss": 2}
 
 # A text, its style, and its weight; the heaviest part is left out first.
 Part = tuple[str, str, int]
@@ -27,14 +29,17 @@ class JobLine:
         self.began = time.monotonic()
         self.experiment = job.experiment.path
         self.steps = progress.all_steps(self.experiment, job.record)
-        self.known = progress.Progress()
+        self.known, self.stall = progress.Progress(), ""
         self.next = 0.0
         self.keys = "d detach" if in_foreground() else ""
 
     def __call__(self, columns: int) -> str:
         now = time.monotonic()
         if now >= self.next:
-            self.known, _ = progress.of(self.experiment, self.job.record, self.steps)
+            (self.known, _), self.stall = (
+                progress.of(self.experiment, self.job.record, self.steps),
+                stall(self.experiment),
+            )
             self.next = now + max(LOOK_SECONDS, 20 * (time.monotonic() - now))
         return joined([*self.nodes(), *self.state(now - self.began), *self.rest()], columns)
 
@@ -54,10 +59,13 @@ class JobLine:
         parts = progress.parts(self.known)
         if parts:
             lost = styles.FAILED if self.known.lost else ""
-            weights = {"step": 0, "loss": 2}
-            kinds = [(part, part.split(" ")[0]) for part in parts]
+            kinds = ((part, part.split(" ")[0]) for part in parts)
             return [
-                (part, lost if kind == "loss" else "", weights.get(kind, 3)) for part, kind in kinds
+                *(
+                    (part, lost if kind == "loss" else "", WEIGHTS.get(kind, 3))
+                    for part, kind in kinds
+                ),
+                (self.stall, styles.WARNING, 1),
             ]
         return [(f"{self.phase()} {duration(max(1, round(seconds)))}", "", 0)]
 

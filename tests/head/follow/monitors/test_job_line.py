@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -44,5 +46,9 @@ def test_job_line_shows_start_then_progress(tmp_path: Path) -> None:
     how_far = "step 214/1740 · loss 0.016 · 1.3 k/s · 7 min 38 s left"
     assert said() == f"1/2 nodes · {how_far} · attempt 1/4 · d detach"
     assert said(30) == "1/2 nodes · step 214/1740"
+    since = time.time() - 45
+    os.utime(outputs / file_name(0), (since, since))
+    assert f"{how_far} · no step for 4" in said()
+    assert said(45).startswith("1/2 nodes · step 214/1740 · no step for 4")
     job.end.outcome, job.nodes[0].over = Outcome.STOPPED, True
     assert "saving and stopping, 1/2 nodes have ended" in said()
