@@ -6,6 +6,7 @@ Every launch is a command line of `master_launch`, carried out by a process of i
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
 import os
@@ -118,14 +119,8 @@ class Cluster:
     def with_options(self, **options: Any) -> Cluster:
         """Return a Cluster of the same machines with other options, for run() and submit()."""
         check_names(options)
-        where = self._where
-        other = Cluster(
-            where.nodes,
-            ssh_config=where.ssh_config,
-            experiments=where.experiments,
-            **merged(self._options, options),
-        )
-        other._jobs = self._jobs
+        other = copy.copy(self)
+        other._options = merged(self._options, options)
         return other
 
     # -- starting --------------------------------------------------------------------------------
@@ -322,11 +317,10 @@ def launch_arguments(where: Where, options: Options) -> LaunchArguments:
     # Checked here, as the background process would word the error differently.
     here()
     named = {"config", "set", "env", "env_file", "secret"}
-    variables = {name: option.variable for name, option in options_of(Launch).items()}
     values: dict[str, object] = {
-        f"launch.{name}": os.environ[variable]
-        for name, variable in variables.items()
-        if os.environ.get(variable)
+        f"launch.{name}": os.environ[option.variable]
+        for name, option in options_of(Launch).items()
+        if os.environ.get(option.variable)
     }
     values |= {f"launch.{name}": value for name, value in options.items() if name not in named}
     values |= options.get("set", {})

@@ -69,9 +69,12 @@ def topic_of(message: str) -> str:
 
 @functools.cache
 def pages() -> dict[str, str]:
-    """Return the pages of the guide by their names, such as guide/environments."""
-    files = sorted(GUIDE.glob("*.md"))
-    return {f"guide/{file.stem}": file.read_text(encoding="utf-8") for file in files}
+    """Return the page for agents, and those of the guide by names such as guide/environments."""
+    files = {
+        "agents": AGENTS,
+        **{f"guide/{file.stem}": file for file in sorted(GUIDE.glob("*.md"))},
+    }
+    return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
 
 
 def searched(words: Sequence[str], options: Mapping[str, str]) -> str:
@@ -111,9 +114,8 @@ def listed() -> str:
     return "\n".join(
         [
             *lines[1:],
-            "  agents",
             "",
-            "Guide:",
+            "Pages:",
             *(f"  {name}" for name in pages()),
             "",
             "Type: orchestrator help TOPIC or WORD..., or orchestrator COMMAND --help",
@@ -124,9 +126,7 @@ def listed() -> str:
 def explained(words: Sequence[str], options: Mapping[str, str]) -> str:
     """Return a topic or a page by its name, else what a search for the words finds."""
     name = " ".join(words)
-    if name == "agents":
-        return AGENTS.read_text(encoding="utf-8").rstrip()
-    topic, page = topics().get(name), pages().get(f"guide/{name.removeprefix('guide/')}")
+    topic, page = topics().get(name), pages().get(name) or pages().get(f"guide/{name}")
     if topic is None and page is None:
         found = searched(words, options)
         if not found:

@@ -411,6 +411,12 @@ def ours(command: click.Command, arguments: Sequence[str]) -> list[str]:
             continue
         if option is not None and not option.is_flag and not equals and rest:
             words.append(rest.pop(0))
+        # Those of a sweep take all NAME=VALUES that follow.
+        if flag in ("--grid", "--optuna") and option is not None:
+            from orchestrator.head.commands.sweep.space import VARIABLE
+
+            while rest and VARIABLE.fullmatch(rest[0]):
+                words += ["--grid", rest.pop(0)]
         if flag in ("-m", "--module") and option is not None:
             return [*words, *([] if rest[:1] == ["--"] else ["--"]), *rest]
     return [*words, *rest]

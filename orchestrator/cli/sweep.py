@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,44 +15,15 @@ from orchestrator.cli.options import (
     color_option,
     json_option,
     launch_options,
-    warm_with_its_time,
 )
 from orchestrator.common.errors import UsageError
 
 COMMANDS = (".txt", "-")
 
 
-class SweepCommand(GroupedCommand):
-    """A command whose --grid takes all NAME=VALUES that follow it."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if ctx.resilient_parsing else spread(self, args))
-
-
-def spread(command: click.Command, args: Sequence[str]) -> list[str]:
-    """Write --grid before each variable."""
-    from orchestrator.head.commands.sweep.space import VARIABLE
-
-    options = [option for option in command.params if isinstance(option, click.Option)]
-    valued = {flag for option in options if not option.is_flag for flag in option.opts}
-    rest, words = list(args), list[str]()
-    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
-        word = rest.pop(0)
-        # --warm may be followed by a time.
-        if word == "--warm":
-            words.append(warm_with_its_time("", rest))
-        elif word != "--grid":
-            words.append(word)
-            if word in valued and rest:
-                words.append(rest.pop(0))
-        while word in ("--grid", "--optuna") and rest and VARIABLE.fullmatch(rest[0]):
-            words += ["--grid", rest.pop(0)]
-    return [*words, *rest]
-
-
 @click.command(
     "sweep",
-    cls=SweepCommand,
+    cls=GroupedCommand,
     params=[*launch_options("launch"), PROGRAM],
     context_settings={**TAKES_PROGRAM, **HELP},
 )

@@ -18,24 +18,16 @@ MOST_HOSTS = 65536
 FIRST_PORT, PORTS = 20000, 10000
 
 
-class BadHostlist(ValueError):
-    """A text that is not a list of hosts as Slurm writes them."""
-
-
-def hosts(text: str) -> list[str]:
-    """`n[1-2,07-09],gpu3` -> n1 n2 n07 n08 n09 gpu3, in Slurm's order."""
-    try:
-        return [host for part in split(text) for host in host_ranges.expand(part, MOST_HOSTS)]
-    except host_ranges.BadRange as error:
-        raise BadHostlist(f"{error.what}, in {text!r}") from error
-
-
-def split(text: str) -> list[str]:
-    """Split at the commas outside of brackets."""
+def hosts(name: str, text: str) -> list[str]:
+    """`n[1-2,07-09],gpu3` -> n1 n2 n07 n08 n09 gpu3, in Slurm's order; `name` is the variable's."""
+    # At the commas outside of brackets.
     parts = re.split(r",(?![^[]*\])", text.strip())
     if not all(parts):
-        raise BadHostlist(f"{text!r} is not a list of hosts")
-    return parts
+        raise half(f"{name} cannot be read: {text!r} is not a list of hosts")
+    try:
+        return [host for part in parts for host in host_ranges.expand(part, MOST_HOSTS)]
+    except host_ranges.BadRange as error:
+        raise half(f"{name} cannot be read: {error.what}, in {text!r}") from error
 
 
 # -- an allocation ----------------------------------------------------------------------------
@@ -62,10 +54,7 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
         raise half(f"{'SLURM_JOB_ID' if job else 'SLURM_JOB_NODELIST'} is set and {missing} is not")
     if not re.fullmatch(r"[0-9]+", job):
         raise half(f"SLURM_JOB_ID is {job!r}, which is not the number of a job")
-    try:
-        nodes = hosts(listed)
-    except BadHostlist as error:
-        raise half(f"SLURM_JOB_NODELIST cannot be read: {error}") from error
+    nodes = hosts("SLURM_JOB_NODELIST", listed)
     count = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES")
     if count and count != str(len(nodes)):
         raise half(f"SLURM_JOB_NODELIST has {len(nodes)} nodes and SLURM_JOB_NUM_NODES is {count}")
@@ -114,10 +103,7 @@ def task(environ: Mapping[str, str]) -> Task | None:
     rank, local, node, world = (int(environ[name]) for name in TASK)
     if rank >= world:
         raise half(f"SLURM_PROCID is {rank} and SLURM_STEP_NUM_TASKS only {world}")
-    try:
-        master = hosts(str(listed))[0]
-    except BadHostlist as error:
-        raise half(f"SLURM_STEP_NODELIST cannot be read: {error}") from error
+    master = hosts("SLURM_STEP_NODELIST", str(listed))[0]
     step = f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}"
     return Task(rank, world, local, node, master, FIRST_PORT + zlib.crc32(step.encode()) % PORTS)
 

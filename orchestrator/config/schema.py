@@ -571,17 +571,13 @@ class Config:
     env: dict[str, str] = setting({}, "more environment variables for every rank")
 
     def __post_init__(self) -> None:
-        refuse(self)
+        # A value that another value makes meaningless is a mistake.
+        raise_all(unread(vars(self)))
+        model_and_data(self)
+        times(self)
 
 
 # -- contradictions, refused with the names of both keys -------------------------------------------
-
-
-def refuse(config: Config) -> None:
-    # A value that another value makes meaningless is a mistake.
-    raise_all(unread(vars(config)))
-    model_and_data(config)
-    times(config)
 
 
 def unread(sections: Mapping[str, Any]) -> list[UsageError]:

@@ -129,10 +129,11 @@ def run(mine: MachinePart, patience: float, arguments: LaunchArguments) -> int:
     waiting_time("--wait", patience)
     request = without_claims(resolve(arguments))
     mine = replace(mine, port=request.config.launch.master_port or mine.port)
-    reached = reach(request, mine, patience)
+    nodes = reach(request, mine, patience)
+    (probed,) = nodes.probed
     if request.accelerate is not None:
-        request = checked(request, request.accelerate, mine, reached.probed)
-    count, _ = plan.count_ranks(reached.probed, request.config.launch)
+        request = checked(request, request.accelerate, mine, probed)
+    count, _ = plan.count_ranks(probed, request.config.launch)
     program = (
         request.target.name if request.target.kind != "module" else f"-m {request.target.name}"
     )
@@ -146,9 +147,9 @@ def run(mine: MachinePart, patience: float, arguments: LaunchArguments) -> int:
     )
     if mine.rank:
         agreed = join(hello, (mine.master, mine.port), patience)
-        launched = follow_lead(request, mine, reached, agreed)
+        launched = follow_lead(request, mine, nodes, agreed)
     else:
-        launched = lead(request, mine, reached, hello, patience)
+        launched = lead(request, mine, nodes, hello, patience)
     return follow_launched(launched, arguments.view)
 
 
@@ -183,7 +184,7 @@ def address_of(master: str, patience: float) -> str:
     return address
 
 
-def reach(request: LaunchRequest, mine: MachinePart, patience: float) -> Reached:
+def reach(request: LaunchRequest, mine: MachinePart, patience: float) -> Nodes:
     """Start the server on this machine and probe it; it holds the port of torchrun from here on."""
     address = address_of(mine.master, patience)
     port = PortRequest(wanted=mine.port, exact=True, peers=mine.nnodes > 1)
@@ -199,7 +200,7 @@ def reach(request: LaunchRequest, mine: MachinePart, patience: float) -> Reached
     reached = reaching.reach(LocalTransport(), node, asked)
     if mine.rank == 0:
         check_master(mine, reached, address)
-    return reached
+    return Nodes(ThisMachine(mine.nnodes), LocalTransport(), (reached,))
 
 
 def check_master(mine: MachinePart, reached: Reached, address: str) -> None:
@@ -220,7 +221,7 @@ def check_master(mine: MachinePart, reached: Reached, address: str) -> None:
 
 
 def lead(
-    request: LaunchRequest, mine: MachinePart, reached: Reached, greeting: Hello, patience: float
+    request: LaunchRequest, mine: MachinePart, nodes: Nodes, greeting: Hello, patience: float
 ) -> Running:
     """As node 0, wait for all nodes, and send them the job's name and its experiment."""
     with Master(greeting, mine.port) as master:
@@ -232,34 +233,25 @@ def lead(
             experiment=str(experiment.path),
             counts=tuple(hello.nproc for hello in hellos),
             token=secrets.token_hex(32),
-            peers_port=reached.facts.peers_port or 0,
+            peers_port=nodes.reached[0].facts.peers_port or 0,
         )
-        nodes = alone(mine, reached)
         with discarded_on_error(experiment):
             plan = make(request, mine, nodes, agreed)
         prepared = Prepared(request, nodes, experiment, plan)
         record = record_job(prepared)
         # The other nodes look for the record to learn if they share this directory.
-        master.go(agreed)
+        master.send(Reply(go=agreed))
     return begin(prepared, mine, record, agreed)
 
 
-def follow_lead(
-    request: LaunchRequest, mine: MachinePart, reached: Reached, agreed: Agreed
-) -> Running:
+def follow_lead(request: LaunchRequest, mine: MachinePart, nodes: Nodes, agreed: Agreed) -> Running:
     """Start this machine's part as any other node."""
-    nodes = alone(mine, reached)
     plan = make(request, mine, nodes, agreed)
     name = f"{request.config.launch.name}-node{mine.rank}"
     interrupt.hold()
     experiment = experiments.create(request.where.experiments, name)
     prepared = Prepared(request, nodes, experiment, plan)
     return begin(prepared, mine, record_job(prepared), agreed)
-
-
-def alone(mine: MachinePart, reached: Reached) -> Nodes:
-    """Return this machine as the nodes of a launch."""
-    return Nodes(ThisMachine(mine.nnodes), LocalTransport(), (reached,))
 
 
 def begin(prepared: Prepared, mine: MachinePart, record: JobRecord, agreed: Agreed) -> Running:
@@ -274,10 +266,9 @@ def begin(prepared: Prepared, mine: MachinePart, record: JobRecord, agreed: Agre
 
 def make(request: LaunchRequest, mine: MachinePart, nodes: Nodes, agreed: Agreed) -> Plan:
     """Plan this node's part; the other machines plan theirs."""
-    counts = agreed.counts
     layout = Layout(
-        counts=counts,
-        whys=("its own",) * len(counts),
+        counts=agreed.counts,
+        whys=("its own",) * len(agreed.counts),
         master=mine.master,
         port=mine.port,
         master_ip=queue.resolved(mine.master),
@@ -378,9 +369,6 @@ class Master:
         if reason := disagreement([self.own, *self.there.values()]):
             self.send(Reply(error=reason))
             raise refusal(reason)
-
-    def go(self, agreed: Agreed) -> None:
-        self.send(Reply(go=agreed))
 
     def send(self, reply: Reply) -> None:
         for connection in self.there:

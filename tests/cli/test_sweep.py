@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.cli.sweep import spread, sweep_command
+from orchestrator.cli.options import ours
+from orchestrator.cli.sweep import sweep_command
 
 TWO = ["--grid", "a=1", "--grid", "b=2"]
 
@@ -21,4 +22,4 @@ TWO = ["--grid", "a=1", "--grid", "b=2"]
     ],
 )
 def test_grid_takes_all_following_variables(typed: list[str], meant: list[str]) -> None:
-    assert spread(sweep_command, typed) == meant
+    assert ours(sweep_command, typed) == meant

@@ -227,7 +227,7 @@ def test_strangers_at_node_0_are_rejected() -> None:
             client.close()
         with dial(port, to_frame(hello(1))) as second:
             gathering.join()
-            master.go(good())
+            master.send(Reply(go=good()))
             assert decode(Reply, read_frame(second)) == Reply(go=good())
         assert found == [[hello(0), hello(1)]]
 

@@ -22,7 +22,7 @@ from orchestrator.common.errors import CheckFailed
     ],
 )
 def test_hosts_expands_as_slurm(text: str, names: list[str]) -> None:
-    assert slurm_environment.hosts(text) == names
+    assert slurm_environment.hosts("HOSTS", text) == names
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,8 @@ def test_hosts_expands_as_slurm(text: str, names: list[str]) -> None:
     ["", "n[1-2", "n1]", "n[]", "n[a-b]", "n[3-1]", "n[1-99999999]", ",n1", "n1,,n2", "n[[1]]"],
 )
 def test_invalid_hostlist_is_refused(text: str) -> None:
-    with pytest.raises(slurm_environment.BadHostlist):
-        slurm_environment.hosts(text)
+    with pytest.raises(CheckFailed, match="HOSTS cannot be read: "):
+        slurm_environment.hosts("HOSTS", text)
 
 
 BATCH = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
