@@ -585,7 +585,7 @@ BUDGETS = {
     "head/plan": 1088,
     "head/start": 1809,
     "head/transfer": 1236,
-    "node/job": 2623,
+    "node/job": 2599,
     "node/peers": 415,
     "node/start": 604,
     "node/transfer": 847,

@@ -25,9 +25,9 @@ LATE_SECONDS = 1.0
 TIMED_OUT = re.compile(
     r"(?i)timed out (waiting|after)|(wait|socket) timeout|operation timeout|monitoredBarrier"
 )
-# The limit of the stacks and of the collectives, per rank.
-LARGEST_CHARACTERS = 1 << 20
-# The limit of one recorder dump, in characters.
+# The limit of the stacks, per rank.
+LARGEST_BYTES = 1 << 20
+# The limit of one recorder dump, in bytes.
 LONGEST_DUMP = 1 << 23
 # The number of collectives reported per group.
 LAST = 50
@@ -82,11 +82,8 @@ class Activity:
 
 def step_times(run: RunDir) -> dict[str, float]:
     """Return the time of the last step of each rank that reports its steps."""
-    times = {}
-    for entry in os.scandir(run.path):
-        if entry.name.startswith("step_"):
-            times[entry.name] = entry.stat().st_mtime
-    return times
+    entries = (entry for entry in os.scandir(run.path) if entry.name.startswith("step_"))
+    return {entry.name: entry.stat().st_mtime for entry in entries}
 
 
 def rank_pids(run: RunDir) -> dict[int, int]:
@@ -191,17 +188,12 @@ def shortened(dumps: str, most: int = LAST) -> str:
 def knock(fifo: str) -> None:
     """Wake the rank's thread that dumps its collectives."""
     # No process reads the FIFO, or it is full.
-    with contextlib.suppress(OSError):
-        fd = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            os.write(fd, b"?")
-        finally:
-            os.close(fd)
+    with (
+        contextlib.suppress(OSError),
+        os.fdopen(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0) as file,
+    ):
+        file.write(b"?")
 
 
-def read(path: str, most: int = LARGEST_CHARACTERS) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(most)
-    except OSError:
-        return ""
+def read(path: str, most: int = LARGEST_BYTES) -> str:
+    return processes.contents(path, most).decode("utf-8", "replace")

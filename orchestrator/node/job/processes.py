@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import select
 import signal
 import socket
@@ -30,6 +31,7 @@ LOOK_SECONDS = 0.02
 # The limit of directory listings in one look.
 MOST_LISTS = 50
 TICKS = os.sysconf("SC_CLK_TCK")
+PAGE = os.sysconf("SC_PAGE_SIZE")
 # The limit of looks in a row while the processes found are gone before a pidfd is open.
 MOST_LOOKS = 10
 
@@ -49,8 +51,8 @@ class Process(NamedTuple):
     ticks: int = 0
     # The processor time of the children that it has waited for.
     waited: int = 0
-    # The resident memory in pages.
-    pages: int = 0
+    # The bytes of resident memory.
+    memory: int = 0
     # The flags of its first thread.
     flags: int = 0
 
@@ -68,10 +70,8 @@ EMPTY: Mapping[int, Process] = {}
 
 def find(pid: int) -> Process | None:
     """Return the process that has a PID now, or None."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
+    text = contents(f"/proc/{pid}/stat").decode("utf-8", "replace")
+    if not text:
         return None
     # The name stands in parentheses and may hold spaces and parentheses itself.
     name, fields = (
@@ -83,7 +83,7 @@ def find(pid: int) -> Process | None:
         # The first thread has ended; the others still hold the files.
         state = "S"
     own, waited = (int(fields[at]) + int(fields[at + 1]) for at in (11, 13))
-    memory, flags = int(fields[21]), int(fields[6])
+    memory, flags = int(fields[21]) * PAGE, int(fields[6])
     return Process(pid, int(fields[19]), int(fields[1]), state, name, own, waited, memory, flags)
 
 
@@ -95,12 +95,8 @@ def began(process: Process) -> float:
 
 def catches(pid: int, signum: int) -> bool:
     """Return True if a process has a handler of its own for a signal."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            caught = next(line for line in file if line.startswith(b"SigCgt:"))
-    except (OSError, StopIteration):
-        return False
-    return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+    caught = re.search(rb"^SigCgt:\s*(\w+)", contents(f"/proc/{pid}/status"), re.MULTILINE)
+    return bool(caught and int(caught[1], 16) >> (signum - 1) & 1)
 
 
 def everyone(
@@ -142,10 +138,11 @@ def environment(pid: int) -> set[bytes]:
     return set(text.split(b"\0")) - {b""}
 
 
-def contents(path: str) -> bytes:
+def contents(path: str, most: int = -1) -> bytes:
+    """Return the first `most` bytes of a file, or all; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
-            return file.read()
+            return file.read(most)
     except OSError:
         return b""
 

@@ -146,7 +146,6 @@ LOOK_SECONDS = 0.25
 # Users below this fraction of a core are left out, except jobs of this program.
 LEAST = 0.05
 MOST_USERS = 20
-PAGE = os.sysconf("SC_PAGE_SIZE")
 NOTHING: dict[str, Any] = {"name": "", "cores": 0.0, "memory": 0, "processes": 0}
 
 
@@ -176,7 +175,7 @@ def load(seconds: float = LOOK_SECONDS) -> dict[str, Any]:
             user = user.replace(since=min(user.since, processes.began(now)))
         users[key] = user.replace(
             cores=user.cores + used,
-            memory=user.memory + now.pages * PAGE,
+            memory=user.memory + now.memory,
             processes=user.processes + 1,
         )
     listed = sorted(users.values(), key=lambda user: -user.cores)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from orchestrator.common.text import size
 from orchestrator.node.job import processes
-from orchestrator.node.job.part.oom_evidence import SHM, control_groups
+from orchestrator.node.job.part.oom_evidence import SHM, control_groups, used_and_free
 from orchestrator.node.job.processes import Process
 
 GB = 10**9
@@ -31,7 +31,6 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 0.005, 1.0
 # Seconds between two looks at all processes, and until the next if others take the memory.
 SAMPLE_SECONDS, OTHERS_SECONDS = 5.0, 0.25
 KEPT_SAMPLES = 5
-PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Pool(NamedTuple):
@@ -87,7 +86,7 @@ class MemoryGuard:
         self.sample(now, ranks, running)
         if not short:
             return None
-        found = None if self.others_grew(pool) else self.runaway(pool, ranks, running)
+        found = self.runaway(pool, ranks, running)
         others = (pid for rank, pid in ranks.items() if not found or rank != found[0])
         signal_groups(others, signal.SIGCONT)
         return found
@@ -103,46 +102,38 @@ class MemoryGuard:
         return int(min(least, MOST_BYTES, MOST_SHARE * pool.total, begun))
 
     def sample(self, now: float, ranks: Mapping[int, int], running: Mapping[int, Process]) -> None:
-        pages = {r: sum(one.pages for one in below(running, pid)) for r, pid in ranks.items()}
-        others = sum(process.pages for process in running.values()) - sum(pages.values())
-        sizes = {rank: count * PAGE for rank, count in pages.items()}
-        self.samples.append(MemorySample(now, sizes, others * PAGE, shared_bytes()))
+        sizes = {r: sum(one.memory for one in below(running, pid)) for r, pid in ranks.items()}
+        others = sum(process.memory for process in running.values()) - sum(sizes.values())
+        self.samples.append(MemorySample(now, sizes, others, used_and_free(SHM)[0]))
         del self.samples[1:-KEPT_SAMPLES]
-
-    def grown(self, rank: int) -> int:
-        return self.samples[-1].ranks.get(rank, 0) - self.samples[0].ranks.get(rank, 0)
-
-    def others_grew(self, pool: Pool) -> bool:
-        """Return True if programs that are not of the job take the memory of the machine.
-
-        Below half of the floor the job is ended all the same.
-        """
-        first, last = self.samples[0], self.samples[-1]
-        ours = sum(map(self.grown, last.ranks)) + last.shared - first.shared
-        beside = pool.of == MACHINE and last.others - first.others > max(0, ours)
-        if not beside or pool.free <= self.floor_of(pool) / 2:
-            return False
-        self.due = last.time + OTHERS_SECONDS
-        return True
 
     def runaway(
         self, pool: Pool, ranks: Mapping[int, int], running: Mapping[int, Process]
-    ) -> Runaway:
-        first, last = self.samples[0], self.samples[-1]
-        rank = max(ranks, key=lambda each: (self.grown(each), last.ranks[each]))
-        own = sorted(below(running, ranks[rank]), key=lambda one: one.pages, reverse=True)
-        grown, shared = self.grown(rank), last.shared - first.shared
-        who = "it"
+    ) -> Runaway | None:
+        """Return the rank that grew most, or None while other programs take the memory.
+
+        Below half of the floor the job is ended all the same.
+        """
+        first, last, floor = self.samples[0], self.samples[-1], self.floor_of(pool)
+        growth = {rank: last.ranks[rank] - first.ranks.get(rank, 0) for rank in ranks}
+        shared, others = last.shared - first.shared, last.others - first.others
+        beside = pool.of == MACHINE and others > max(0, sum(growth.values()) + shared)
+        if beside and pool.free > floor / 2:
+            self.due = last.time + OTHERS_SECONDS
+            return None
+        rank = max(ranks, key=lambda each: (growth[each], last.ranks[each]))
+        own = sorted(below(running, ranks[rank]), key=lambda one: one.memory, reverse=True)
+        grown, who = growth[rank], "it"
         if shared > max(grown, pool.total // 16):
             who = f"files in {SHM} grew by {binary(shared)}, and the rank"
         elif grown < pool.total / 16:
             who = "no rank has grown much: the memory is pinned, or a GPU's; this rank"
         seen = ", ".join(binary(sample.ranks.get(rank, 0)) for sample in self.samples)
         if own and own[0].pid != ranks[rank]:
-            seen += f"; process {own[0].pid} has the most, {binary(own[0].pages * PAGE)}"
+            seen += f"; process {own[0].pid} has the most, {binary(own[0].memory)}"
         why = (
             f"ended before memory ran out: {binary(pool.free)} of {binary(pool.total)} of"
-            f" {pool.of} were free, and launch.memory_floor is {binary(self.floor_of(pool))}; {who}"
+            f" {pool.of} were free, and launch.memory_floor is {binary(floor)}; {who}"
             f" grew by {binary(grown)} in {last.time - first.time:.0f} s ({seen})"
         )
         return rank, own, why
@@ -168,12 +159,12 @@ def binary(count: int) -> str:
 # -- what the kernel says -------------------------------------------------------------------------
 
 MACHINE = "the machine"
+SIZES = rb"(?m)^(MemTotal|MemAvailable):\s+(\d+) kB"
 
 
 def machine() -> Pool | None:
     """Return the memory of this machine, which includes that of a GPU that shares it."""
-    text = processes.contents("/proc/meminfo")
-    sizes = dict(re.findall(rb"^(MemTotal|MemAvailable):\s+(\d+) kB", text, re.MULTILINE))
+    sizes = dict(re.findall(SIZES, processes.contents("/proc/meminfo")))
     if len(sizes) < 2:
         return None
     return Pool(MACHINE, int(sizes[b"MemTotal"]) << 10, int(sizes[b"MemAvailable"]) << 10)
@@ -190,12 +181,3 @@ def of_group(group: tuple[str, str, bytes]) -> Pool | None:
         if total < 1 << 50:
             return Pool("its control group", total, total - used + sum(map(int, cached)))
     return None
-
-
-def shared_bytes() -> int:
-    """Return the bytes of files in /dev/shm."""
-    try:
-        status = os.statvfs(SHM)
-    except OSError:
-        return 0
-    return (status.f_blocks - status.f_bfree) * status.f_frsize

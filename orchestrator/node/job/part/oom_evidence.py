@@ -162,22 +162,26 @@ def oom_kills() -> dict[str, int]:
     container), the control group has a count of its own.
     """
     groups = (os.path.dirname(limit) for limit, _, prefix in control_groups() if not prefix)
-    files = ["/proc/vmstat", *(f"{group}/memory.events" for group in groups)]
-    counts = {}
-    for name in files:
-        with contextlib.suppress(OSError), open(name, encoding="ascii") as file:
-            counted = re.search(r"^oom_kill (\d+)$", file.read(), re.MULTILINE)
-            if counted:
-                counts[name] = int(counted.group(1))
-    return counts
+    texts = {
+        name: processes.contents(name)
+        for name in ("/proc/vmstat", *(f"{group}/memory.events" for group in groups))
+    }
+    found = {n: re.search(rb"^oom_kill (\d+)$", texts[n], re.MULTILINE) for n in texts}
+    return {name: int(count[1]) for name, count in found.items() if count}
 
 
-def is_full(path: str) -> bool:
+def used_and_free(path: str) -> tuple[int, int]:
+    """Return the used and the free bytes of a file system, or zeros if it cannot be read."""
     try:
         disk = os.statvfs(path)
     except OSError:
-        return False
-    return disk.f_blocks > 0 and disk.f_bavail * disk.f_frsize < FULL_BYTES
+        return 0, 0
+    return (disk.f_blocks - disk.f_bfree) * disk.f_frsize, disk.f_bavail * disk.f_frsize
+
+
+def is_full(path: str) -> bool:
+    used, free = used_and_free(path)
+    return used > 0 and free < FULL_BYTES
 
 
 def last_words(output: bytes) -> str:
