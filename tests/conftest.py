@@ -3,8 +3,6 @@
 A test undoes its own fault in `two_nodes`, because the tests of a module share them.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

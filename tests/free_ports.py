@@ -1,7 +1,5 @@
 """Ports for those that listen a moment later."""
 
-from __future__ import annotations
-
 import random
 import socket
 

@@ -1,7 +1,5 @@
 """The pages that describe the code are held to it."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

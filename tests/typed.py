@@ -1,7 +1,5 @@
 """Runs a command in a fork of the tests' own process, with what a test has changed."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import sys

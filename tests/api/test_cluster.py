@@ -1,7 +1,5 @@
 """Checks of the Python API before anything runs. Runs are in end_to_end/test_python_api.py."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import pickle

@@ -1,7 +1,5 @@
 """A program reads the state of a job whose experiment is on the local disk."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The topics of docs/troubleshooting.md: each message that it explains exists, and leads to it."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

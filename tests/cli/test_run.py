@@ -1,7 +1,5 @@
 """How the commands are started: from a directory that is gone, without standard streams."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

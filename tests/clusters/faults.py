@@ -4,8 +4,6 @@ Both kinds of cluster share these verbs; hosts are counted from 0. A host has a 
 files of its sshd, and a way to start a program inside of it; all else follows from that.
 """
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -6,8 +6,6 @@ without our files is tested in tests/node/test_install.py, the clusters on loopb
 the demo.
 """
 
-from __future__ import annotations
-
 import atexit
 import compileall
 import functools

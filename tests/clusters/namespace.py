@@ -1,7 +1,5 @@
 """Shells in namespaces of their own, which do what they are told and live as long as their pipe."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

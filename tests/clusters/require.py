@@ -1,7 +1,5 @@
 """Requirements of a test on the machine: without them it is skipped, or fails under CI."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

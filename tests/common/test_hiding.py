@@ -1,7 +1,5 @@
 """Secrets are hidden by value in any spelling, by name and by form."""
 
-from __future__ import annotations
-
 import base64
 import json
 import urllib.parse

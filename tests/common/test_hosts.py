@@ -1,7 +1,5 @@
 """Names and addresses of this machine, and what is none."""
 
-from __future__ import annotations
-
 import os
 import re
 

@@ -1,7 +1,5 @@
 """Interrupts before a job runs: answered at once, or held until it can be ended."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Contents and location of the package's logs, and the text that is left out of them."""
 
-from __future__ import annotations
-
 import logging
 import os
 import stat

@@ -1,7 +1,5 @@
 """The kind of program that a name stands for."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The core does without what its wings need, and a view says in one line what it lacks."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """aorta's own config for two nodes: what has one meaning is understood, the rest named at once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

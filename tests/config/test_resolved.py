@@ -1,7 +1,5 @@
 """All readers of config.yaml get the same values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """All tests of this folder start hosts, so that each is marked `cluster`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

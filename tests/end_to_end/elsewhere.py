@@ -1,7 +1,5 @@
 """Runs a command of ours on a head that has nothing which Linux alone has; a test starts it."""
 
-from __future__ import annotations
-
 import builtins
 import io
 import os

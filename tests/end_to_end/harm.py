@@ -3,8 +3,6 @@
 Each node has one rank, with its number. A seed repeats the target, place and time of the harm.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

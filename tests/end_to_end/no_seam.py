@@ -5,8 +5,6 @@ repeats. Then the losses of all steps, the samples of all steps and the weights 
 those of the training without faults, to the bit, and each sample was seen once.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

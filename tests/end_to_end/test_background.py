@@ -1,7 +1,5 @@
 """After d, --detach or a closed terminal a head goes on in the background until the job is over."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

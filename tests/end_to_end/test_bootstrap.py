@@ -1,7 +1,5 @@
 """An environment on a node, from wheels that are here, and what is typed to use it."""
 
-from __future__ import annotations
-
 import json
 
 from tests.head.environments.test_requirements import wheel

@@ -1,7 +1,5 @@
 """A cluster without a shared disk: parts and copies of a checkpoint, a lost disk, a lost node."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Everyday commands on all nodes at once, as they are typed."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Nodes that do not share the head's directory run a snapshot of it; those that do run in it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

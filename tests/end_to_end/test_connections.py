@@ -1,7 +1,5 @@
 """Nodes that cannot be reached: each named with its own cause, in time, and nothing is started."""
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """The core plans and launches where there is neither torch nor the engine."""
 
-from __future__ import annotations
-
 from tests.launching import Head
 
 # Loaded by every Python of the head and of the job.

@@ -1,7 +1,5 @@
 """The doctor on hosts that are broken in one way each, for real; and on healthy ones."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import json

@@ -1,7 +1,5 @@
 """A head needs nothing that Linux alone has: a Mac gets one line, and goes on."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

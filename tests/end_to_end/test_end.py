@@ -1,7 +1,5 @@
 """How jobs end: by themselves, by a failure, by the user. Nothing is left behind in any case."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Cluster.fabric(): plain connections of fabric's that log in and verify as ssh_config says."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

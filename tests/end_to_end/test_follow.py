@@ -1,7 +1,5 @@
 """The logs: every byte once, through cuts, kills and detaching; shown from anywhere."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -5,8 +5,6 @@ among them: on two cores without a GPU its 0.19 gave no result within 400 s, not
 alone.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Jobs that stand still, for real: who keeps the others waiting is said in one line."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

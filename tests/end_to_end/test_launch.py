@@ -1,7 +1,5 @@
 """A launch from the list to the record, on two real hosts."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The job outlives links and heads, but never its purpose: an end on one node is an end on all."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

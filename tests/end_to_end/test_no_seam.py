@@ -1,7 +1,5 @@
 """Two faults in one training; scripts/bench/no_seam.py takes as many as one likes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Nodes without a shared disk: what their ranks wrote comes home, what is too large is named."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

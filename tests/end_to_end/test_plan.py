@@ -1,7 +1,5 @@
 """`orchestrator plan` on two real hosts: its own, whose settings they are, cards in their /sys."""
 
-from __future__ import annotations
-
 import json
 
 from tests.launching import Head

@@ -1,7 +1,5 @@
 """`orchestrator prune` with real nodes: never what runs, and what jobs left on their nodes."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

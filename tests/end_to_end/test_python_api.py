@@ -1,7 +1,5 @@
 """Cluster and Job as a Python program uses them: this process is the program."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Launches on the same two hosts: one has them, others are refused or wait for their turn."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """A job that fails is started again: its state and files, one log, and an end that is proved."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A secret leaves a job by no way: no record, notice, log, command or process has it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from tests.launching import Head

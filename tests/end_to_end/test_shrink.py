@@ -1,7 +1,5 @@
 """A job continues on fewer nodes, and its next attempt takes back those that return: one curve."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Nodes that are lost or not fit are passed over, and a spare takes their place."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

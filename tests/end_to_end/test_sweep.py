@@ -1,7 +1,5 @@
 """Sweeps: many launches of one command, which are stopped, and whose head is killed."""
 
-from __future__ import annotations
-
 import json
 import signal
 from collections import Counter

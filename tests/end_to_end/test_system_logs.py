@@ -1,7 +1,5 @@
 """Logs for a job that hangs: the head's, and those of its nodes."""
 
-from __future__ import annotations
-
 import re
 import stat
 

@@ -4,8 +4,6 @@ Rank 1 fails; rank 0 sits in a collective with it and fails because of that. Bot
 but where it matters which of two nodes is heard of first, or tells the time otherwise.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """`orchestrator verify` on real nodes: healthy ones, a slowed link, a collective that is wrong."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

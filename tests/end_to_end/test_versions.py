@@ -1,7 +1,5 @@
 """A head attaches to a job that another version of the program started."""
 
-from __future__ import annotations
-
 import json
 
 from orchestrator import Cluster

@@ -1,7 +1,5 @@
 """A job leaves its node warm, the next one starts from that, and it ends with proof."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """One small training, as a loop by hand and as a Trainer's: what an optimizer does is compared."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from pathlib import Path

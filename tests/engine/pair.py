@@ -1,7 +1,5 @@
 """Two ranks that talk over gloo and call one function of a test module; worlds.py forks them."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import warnings

@@ -4,8 +4,6 @@ For what shows on a CPU neither in losses nor in lines nor in files: how far ahe
 fetched, how often it is gathered, how long a group waits. Rank 0 writes it down when it ends.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import functools

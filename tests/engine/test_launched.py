@@ -1,7 +1,5 @@
 """The engine as people start it: master_launch on two nodes, by hand, by config."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -5,8 +5,6 @@
 serves a whole session of tests: importing torch takes longer than most jobs.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Each test of the head has a login of its own."""
 
-from __future__ import annotations
-
 from tests.records.conftest import login
 
 __all__ = ["login"]

@@ -1,7 +1,5 @@
 """One Slurm for the tests of a module, and a user on its login node."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator

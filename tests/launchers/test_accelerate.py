@@ -1,7 +1,5 @@
 """accelerate: real `accelerate launch` on two nodes, by us and by hand with the files we write."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The files of docs/containers.md: their own schemas hold, and run-node understands each part."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 import re

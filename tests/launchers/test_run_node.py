@@ -1,7 +1,5 @@
 """A job by hand: the same command on each machine, its part in the environment."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """Jobs through a real Slurm: in an allocation, submitted, stopped, requeued, and by srun alone."""
 
-from __future__ import annotations
-
 import json
 import signal
 import sys

@@ -1,7 +1,5 @@
 """The demo's cluster: for any user, with clear words when it cannot be, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import select
 import shutil

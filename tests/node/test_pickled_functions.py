@@ -1,7 +1,5 @@
 """Functions as pickles, with every cloudpickle."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """A tree's list is read back with any names in it; no entry leads outside of the tree."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os

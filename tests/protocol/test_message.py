@@ -1,7 +1,5 @@
 """Untrusted messages end in one error; messages of newer versions are understood."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import inspect

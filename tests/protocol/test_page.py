@@ -1,7 +1,5 @@
 """docs/protocol.md lists every message there is."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The record of a node of which a test needs no more than that there is one."""
 
-from __future__ import annotations
-
 from orchestrator.records.experiment import NodeRecord
 
 NODE = NodeRecord(

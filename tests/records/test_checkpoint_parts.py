@@ -1,7 +1,5 @@
 """Checkpoints that are complete on several nodes, and the transfers that they need."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

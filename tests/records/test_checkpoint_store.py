@@ -1,7 +1,5 @@
 """Checkpoints are whole or absent after kills, bit flips, truncation and foreign writes."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import json

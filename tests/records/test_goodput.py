@@ -1,7 +1,5 @@
 """The parts of a job's time add up to the wall clock for any report of its engine."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A launch's manifest; here: how a file travels that a rank lacks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A record counts if it is ours alone, and decides what runs only where this login launched it."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

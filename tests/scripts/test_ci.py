@@ -1,7 +1,5 @@
 """.ci/run tests a clone of what is committed, where people clone, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

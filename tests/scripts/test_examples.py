@@ -1,7 +1,5 @@
 """scripts/examples, and the program of docs/start.md: as their pages say, on two nodes."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

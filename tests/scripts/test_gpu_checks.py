@@ -1,7 +1,5 @@
 """The checks for machines with CUDA: without it they say so; rehearsed, the script itself works."""
 
-from __future__ import annotations
-
 import json
 import runpy
 from pathlib import Path

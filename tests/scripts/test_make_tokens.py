@@ -1,7 +1,5 @@
 """scripts/make_tokens.py: texts in, a file of tokens out that the engine reads."""
 
-from __future__ import annotations
-
 import json
 import os
 import runpy

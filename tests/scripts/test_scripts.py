@@ -1,7 +1,5 @@
 """The shell scripts, in a clone whose path has a space, with stand-ins for what they call."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The documentation as a site: all pages are in it, all links hold."""
 
-from __future__ import annotations
-
 import html
 import os
 import subprocess

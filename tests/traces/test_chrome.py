@@ -1,7 +1,5 @@
 """Traces are read piece by piece, and give what they would give whole."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Overlap: known timelines, arithmetic against counting, and real traces of two ranks over gloo."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import json

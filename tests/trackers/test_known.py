@@ -1,7 +1,5 @@
 """Each tracker as it really is: what it was told is in its own files, and a run goes on there."""
 
-from __future__ import annotations
-
 import json
 import os
 import posixpath

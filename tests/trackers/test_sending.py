@@ -1,7 +1,5 @@
 """A tracker that is slow or fails costs its own curves and nothing else."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Mapping
 

@@ -3,8 +3,6 @@
 A new field fails here until the table below says what it changes, and how that is seen.
 """
 
-from __future__ import annotations
-
 import array
 import copy
 import dataclasses

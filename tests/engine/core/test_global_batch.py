@@ -1,7 +1,5 @@
 """A job that goes on with another number of ranks keeps its batch, and so its curve."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

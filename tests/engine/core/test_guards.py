@@ -1,7 +1,5 @@
 """Faults of a run and their handling: NaN, signals, budgets, unequal nodes, bad models."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

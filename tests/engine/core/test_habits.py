@@ -1,7 +1,5 @@
 """Common uses of a Trainer, and their results."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Extra state of a program survives, from disk and from memory, on any layout."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import shutil

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from orchestrator.config.schema import SchedulerConfig
 from orchestrator.engine.core.optimizer import schedule
 

@@ -1,7 +1,5 @@
 """Muon orthogonalises whole matrices on shards, and trains beside AdamW as in a loop by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

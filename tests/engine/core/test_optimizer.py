@@ -1,7 +1,5 @@
 """An optimizer is driven by its contract alone: what torch would have it see, it sees here."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path

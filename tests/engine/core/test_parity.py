@@ -1,7 +1,5 @@
 """The engine's numbers: the same for every way to spread the work, and those of a plain loop."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A mean counts the rows that came, and models that only hold others train like any other."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every key of the config: a Trainer reads it, or refuses it by name with what to use instead."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

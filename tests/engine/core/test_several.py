@@ -1,7 +1,5 @@
 """Several models and optimizers train as by hand in every layout, or are refused by name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How much of a training is left, by the limits that it was given."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

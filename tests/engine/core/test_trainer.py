@@ -1,7 +1,5 @@
 """The Trainer's numbers are those of a plain loop in every setup, and it can be resumed."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

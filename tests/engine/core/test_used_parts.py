@@ -1,7 +1,5 @@
 """Ranks of a sharded model that use other parts of it are seen before the step is taken."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The order of the samples, the sources they come from, and how ranks and workers share them."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """torch's own DistributedSampler: our sampler takes its place, so any ranks share its epoch."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The loaders that people really write, on one rank and on two."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Samplers and streams of a program's own: a resume goes on to the sample, or is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

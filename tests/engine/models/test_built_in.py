@@ -1,7 +1,5 @@
 """The built-in models on the whole engine: the same on any layout, with and without its options."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

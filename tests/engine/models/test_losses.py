@@ -1,7 +1,5 @@
 """How many samples a batch is taken for, by which the mean of a loss is weighted."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The decoder against a plain one, its loss against a whole one, first values on every mesh."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The ranking transformer against a plain one, and what it can learn."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Names of the user's own functions: found, or told in words what is wrong with them."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

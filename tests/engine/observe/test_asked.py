@@ -1,7 +1,5 @@
 """Asked for a profile while it trains, all ranks trace the same steps and learn the same."""
 
-from __future__ import annotations
-
 import threading
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Profile: traces and a summary of the requested steps; a full disk does not stop a run."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import resource

@@ -1,7 +1,5 @@
 """Speed: a figure for a device that is known by its whole name, none for any other."""
 
-from __future__ import annotations
-
 import re
 import time
 

@@ -1,7 +1,5 @@
 """The small model, data and steps that most programs share, and how a program answers its test."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Rank functions of the tests of the collectives; worlds.py passes the job's directory."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

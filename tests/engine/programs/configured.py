@@ -1,7 +1,5 @@
 """A user's own model, data and loss, as a config names them: module:function."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -1,7 +1,5 @@
 """Typical changes of a team to its own model; worlds.py passes a directory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

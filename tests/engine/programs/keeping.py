@@ -1,7 +1,5 @@
 """Rank functions of the tests of extra state that a program saves beside its model."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Models that are never whole on a rank; worlds.py calls these with the job's directory."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

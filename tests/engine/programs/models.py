@@ -1,7 +1,5 @@
 """Models as people build them, trained by hybrid_shard and by a plain loop."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from pathlib import Path

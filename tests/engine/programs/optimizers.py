@@ -1,7 +1,5 @@
 """Optimizers as libraries and programs write them, with state of every kind."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Batches whose rows are not the samples that were drawn, and models that only hold others."""
 
-from __future__ import annotations
-
 import copy
 import io
 import warnings

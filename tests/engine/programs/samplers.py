@@ -1,7 +1,5 @@
 """Samplers and streams that people write; worlds.py calls these with the job's directory."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

@@ -1,7 +1,5 @@
 """A GAN, with blocks that are sharded one by one, as a loop by hand and as a Trainer's."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rank functions of the tests of the Trainer; worlds.py passes the job's directory."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

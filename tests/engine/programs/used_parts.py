@@ -1,7 +1,5 @@
 """Models whose ranks use other parts of them, for tests/engine/core/test_used_parts.py."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

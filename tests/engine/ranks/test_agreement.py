@@ -1,7 +1,5 @@
 """Values that are equal on all ranks, and those that are made equal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The helpers of a script: their values, and what becomes of mistakes that would be deadlocks."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

@@ -1,7 +1,5 @@
 """A process does not end while a thread of gloo still needs the interpreter."""
 
-from __future__ import annotations
-
 import ctypes
 import hashlib
 import threading

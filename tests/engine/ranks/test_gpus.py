@@ -1,7 +1,5 @@
 """Checks of GPU code that need no GPU; scripts/bench/gpu.py covers the rest."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

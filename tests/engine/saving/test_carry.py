@@ -1,7 +1,5 @@
 """The plan of transfers: sender, file, receiver, and how many run at once."""
 
-from __future__ import annotations
-
 import pytest
 
 from orchestrator.engine.saving.nodes import deliveries_of

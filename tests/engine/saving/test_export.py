@@ -1,7 +1,5 @@
 """A checkpoint that several ranks wrote becomes one safetensors file, which others can read."""
 
-from __future__ import annotations
-
 import errno
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """States in memory: killed, torn, flipped, moved; the run goes on as if nothing had happened."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 from collections.abc import Callable

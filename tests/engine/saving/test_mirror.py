@@ -1,7 +1,5 @@
 """Checkpoints go to a mirror in the background, and a training elsewhere goes on from there."""
 
-from __future__ import annotations
-
 import secrets
 import threading
 from collections.abc import Iterator, Sequence

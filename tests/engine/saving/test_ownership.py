@@ -1,7 +1,5 @@
 """The owner of a checkpoint, and the latest saved one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Nodes that share no disk: each keeps its part, neighbours have copies, a resume brings parts."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

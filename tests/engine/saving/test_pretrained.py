@@ -1,7 +1,5 @@
 """Weights from safetensors: each rank reads its rows, and no rank ever holds a whole model."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

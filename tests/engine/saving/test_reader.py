@@ -1,7 +1,5 @@
 """A checkpoint is data: no function that its pickles name is run."""
 
-from __future__ import annotations
-
 import enum
 import os
 import pickle

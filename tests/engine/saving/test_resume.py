@@ -1,7 +1,5 @@
 """Saved, killed, flipped, resumed elsewhere: the run goes on as if nothing had happened."""
 
-from __future__ import annotations
-
 import random
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Models as people build them, on several ranks with sharded parameters."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Amount and number of transfers: collectives and their elements, counted in ranks."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

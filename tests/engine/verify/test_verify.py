@@ -1,7 +1,5 @@
 """The parts of a verify run that need no ranks: values and their check, rounds of pairs."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """`orchestrator checkpoint`, typed as a user types it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """`orchestrator logs --system`: the files that it shows."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Contents of the table of machines, and its layout on a narrow screen."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`orchestrator prune`: how experiments go; without nodes."""
 
-from __future__ import annotations
-
 import dataclasses
 import fcntl
 import json

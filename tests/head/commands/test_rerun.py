@@ -1,7 +1,5 @@
 """Settings that `orchestrator rerun` takes from an experiment, and those that it cannot know."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

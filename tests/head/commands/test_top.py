@@ -1,7 +1,5 @@
 """Display of the live view for each of its keys."""
 
-from __future__ import annotations
-
 from orchestrator.views.top.command import users_stack
 
 OURS = '  File "/home/a/lib/c2/orchestrator/node/job/ranks/rank.py", line 411 in run_python'

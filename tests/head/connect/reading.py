@@ -1,7 +1,5 @@
 """Helpers for tests of SSH: an ssh_config is read again, as by each command, and keys are made."""
 
-from __future__ import annotations
-
 import subprocess
 
 from orchestrator.head.connect import ssh_config

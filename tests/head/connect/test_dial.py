@@ -1,7 +1,5 @@
 """The way to a host: its name, its addresses, its jump hosts, and servers with no room."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """A key that cannot be used is named with what makes it usable, and the others are tried."""
 
-from __future__ import annotations
-
 import base64
 import getpass
 import os

@@ -1,7 +1,5 @@
 """ssh-keygen -F says which lines of a known_hosts file OpenSSH itself reads for a host."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

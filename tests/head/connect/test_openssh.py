@@ -1,7 +1,5 @@
 """Nodes that the ssh program reaches: by what it holds open, or what it alone can do."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

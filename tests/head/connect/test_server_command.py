@@ -1,7 +1,5 @@
 """Our program starts inside of what surrounds it: an environment, a container, any login shell."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

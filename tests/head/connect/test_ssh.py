@@ -1,7 +1,5 @@
 """A connection that breaks under what is sent."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Node 0 has three kinds of host key, each with a certificate that is good, over, or for another host.
 """
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """A stranger at a node's SSH port causes an error in words and no output on the terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -3,8 +3,6 @@
 test_ssh_verdicts.py tries many of them against a real sshd.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

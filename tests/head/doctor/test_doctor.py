@@ -1,7 +1,5 @@
 """The doctor's findings on machines with one fault, and none on sound ones."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace

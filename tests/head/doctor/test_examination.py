@@ -1,7 +1,5 @@
 """The doctor's questions to nodes and its use of the answers, which a function gives here."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Facts of the right form that no machine has: a plan and a diagnosis, or an error in words."""
 
-from __future__ import annotations
-
 import json
 import typing
 

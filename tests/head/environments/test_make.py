@@ -1,7 +1,5 @@
 """An environment is made on a node whose server is real, and only where it is not whole."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The environment that requirements select, and the wheels that fit a node."""
 
-from __future__ import annotations
-
 import hashlib
 import platform
 import sys

@@ -1,7 +1,5 @@
 """The results of a command on many nodes, as a script reads them."""
 
-from __future__ import annotations
-
 from orchestrator.head.commands.machines.exec import Stream, as_json
 from orchestrator.head.exec.execution import ExecOutcome
 from orchestrator.head.nodes.node_list import Node, NumberedNode

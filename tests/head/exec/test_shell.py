@@ -1,7 +1,5 @@
 """The command line of the system's ssh, as ssh itself reads it."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The line for a node's login shell: every word arrives as it is, and nothing stays behind."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Failures that count in a machine's history, and the message if it cannot be kept."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A node may say anything: it is lost then, as after a cut link, and the head goes on."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import socket

@@ -1,7 +1,5 @@
 """The commands of --notify: what is refused, shown and kept of them, and what they are told."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

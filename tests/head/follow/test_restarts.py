@@ -1,7 +1,5 @@
 """Whether a job is started again, by how its attempts ended."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How a head takes the end of a job, and what it writes into the record."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import time

@@ -1,7 +1,5 @@
 """The machines that ssh knows, and what an answer of the user names among them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

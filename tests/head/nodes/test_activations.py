@@ -1,7 +1,5 @@
 """A login's notes about machines are believed only if other users cannot write them."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Messages about the times of a node whose clock is wrong."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 import pytest

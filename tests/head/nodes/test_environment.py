@@ -1,7 +1,5 @@
 """Bootstrap's latest environment is the default."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

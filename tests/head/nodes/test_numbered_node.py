@@ -1,7 +1,5 @@
 """The nodes that a number or a name selects."""
 
-from __future__ import annotations
-
 import pytest
 
 from orchestrator.common.errors import UsageError

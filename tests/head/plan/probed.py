@@ -1,7 +1,5 @@
 """Machines for the pure parts of the head: of a few words, complete as a probe makes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from orchestrator.head.nodes.facts import Facts

@@ -1,7 +1,5 @@
 """accelerate's file against the nodes: what is computed, what is handed on, what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The variables for NCCL and gloo on different clusters."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Launchers of others in the place of the program."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 

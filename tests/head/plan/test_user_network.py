@@ -1,7 +1,5 @@
 """Variables of the network that a user sets are checked against what each node has."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

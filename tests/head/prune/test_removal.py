@@ -1,7 +1,5 @@
 """Experiments that the rules remove, and those that are never removed."""
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """How the nodes of a job are reached after its launch."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

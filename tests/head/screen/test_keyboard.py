@@ -1,7 +1,5 @@
 """Keys are taken from a real terminal."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pty

@@ -1,7 +1,5 @@
 """Output of the commands: the same plain text for every pipe, colours on a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

@@ -1,7 +1,5 @@
 """Paths in the output of a job in a snapshot appear as the user's own paths."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """The one line that moves: what fits on it, and what is printed above it."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables whose columns are known: how they are laid out, and that no column lacks page or test."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

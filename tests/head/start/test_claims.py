@@ -1,7 +1,5 @@
 """The order of the queue: first come, first served."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The choice of code for the nodes. Its use there: end_to_end/test_code.py."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The nodes of the next attempt and their numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The nodes that are told that a job is finally over."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How a further attempt is started, and what is written down of it."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The request of a launch, before any node is checked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Selection of a job's nodes: those of the list, with spares in place of unfit ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast

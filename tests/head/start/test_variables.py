@@ -1,7 +1,5 @@
 """Where the variables of the ranks come from, and what wins."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pty

@@ -1,7 +1,5 @@
 """Two experiments are compared: differences are named, and equal values are not."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import subprocess

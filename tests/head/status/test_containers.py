@@ -1,7 +1,5 @@
 """Containers that only a launch was told of are looked into by what is about whole nodes."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from pathlib import Path

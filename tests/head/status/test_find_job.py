@@ -1,7 +1,5 @@
 """The experiment that a command without a name uses."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

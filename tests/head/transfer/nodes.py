@@ -1,7 +1,5 @@
 """Nodes without the network between head and node, and what is in a directory of one."""
 
-from __future__ import annotations
-
 import stat
 from pathlib import Path
 from types import SimpleNamespace

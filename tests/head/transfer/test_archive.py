@@ -1,7 +1,5 @@
 """The code that is kept with an experiment comes back as it was, or not at all."""
 
-from __future__ import annotations
-
 import io
 import os
 import tarfile

@@ -1,7 +1,5 @@
 """Files from a node: whole or not at all, continued where they broke off, and never elsewhere."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Files that grow on a node grow here: the node's own session answers."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Messages about files that a program wrote beside its code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -4,8 +4,6 @@ The nodes are real ones without the network between head and node: a session eac
 their own.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Iterator

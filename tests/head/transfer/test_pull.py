@@ -1,7 +1,5 @@
 """A pull skips what does not fit the disk, and reads each checkpoint from nodes that have it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Files to a node: only what is lacking, continued where it broke off, and never elsewhere."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

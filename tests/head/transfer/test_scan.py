@@ -1,7 +1,5 @@
 """The working tree as the head reads it: what travels, and what it costs when nothing changed."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import socket

@@ -1,7 +1,5 @@
 """A tree goes to nodes over the channel that is open: servers of ours, here in their own homes."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence

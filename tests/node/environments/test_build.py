@@ -1,7 +1,5 @@
 """An environment is made by one at a time; what a killed server was running ends with it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The conditions for a complete environment, and the names that lead to it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

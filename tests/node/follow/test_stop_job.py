@@ -1,7 +1,5 @@
 """A stop in the middle of a start: the second of the two sees the first."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

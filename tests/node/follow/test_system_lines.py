@@ -1,7 +1,5 @@
 """The log lines of a job's supervisors on a node."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Lines that a test writes to the kernel's real log."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 Each leftover has MARK in its command line, and ends by itself once the file MARK is gone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """Leftovers of jobs on a node, and those that cleanup removes."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

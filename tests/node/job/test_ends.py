@@ -1,7 +1,5 @@
 """A receipt that says "nothing left" is true for any leftovers and any end of a job."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """One end has one grace, the user's: after a failure as well, on this host and on others."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranks of a real job are asked where they are."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

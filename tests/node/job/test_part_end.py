@@ -1,7 +1,5 @@
 """The phases of an end: events and times in, what is due out."""
 
-from __future__ import annotations
-
 import pytest
 
 from orchestrator.node.job.part.part_end import (

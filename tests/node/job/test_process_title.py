@@ -1,7 +1,5 @@
 """A process sets its title in /proc; memory beside the two areas is untouched."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """On real processes. Each test has a job name of its own, so that tests may run side by side."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

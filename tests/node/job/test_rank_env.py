@@ -1,7 +1,5 @@
 """The variables that a rank has beside torchrun's, or in their place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The directory that a job's attempts share on a node, and its removal."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """Machines that share a home see each other's jobs there, and leave them alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Shared memory of killed processes is removed; the rest of /dev/shm stays."""
 
-from __future__ import annotations
-
 import mmap
 import os
 import signal

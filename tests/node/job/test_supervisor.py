@@ -1,7 +1,5 @@
 """A real supervisor on a real run directory. Torchrun is real where it matters what it does."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

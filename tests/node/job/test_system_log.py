@@ -1,7 +1,5 @@
 """The logs of supervisors and servers."""
 
-from __future__ import annotations
-
 import os
 import stat
 import time

@@ -5,8 +5,6 @@ return value back; or are started afresh, in a session of their own. SIGTERM is 
 that fails ends the others. A forked rank has ended once no process holds its pipe.
 """
 
-from __future__ import annotations
-
 import argparse
 import atexit
 import ctypes

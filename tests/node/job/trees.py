@@ -1,7 +1,5 @@
 """Files as the kernel shows them, below a directory that stands for a machine's root."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Readings from amdgpu's files in the format that its driver writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from orchestrator.node.machine import amd

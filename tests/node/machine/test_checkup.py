@@ -1,7 +1,5 @@
 """The checkup with tools that print what the real ones do, and with none."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The directories of torch.compile on this machine."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """nvidia-smi's output as drivers 470 to 570 print it, healthy and sick; the kernel's Xid lines."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

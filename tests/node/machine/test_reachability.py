@@ -1,7 +1,5 @@
 """One node listens and says a word, others call it."""
 
-from __future__ import annotations
-
 import socket
 
 from orchestrator.node.machine.reachability import dial, listen

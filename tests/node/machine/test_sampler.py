@@ -1,7 +1,5 @@
 """The process that samples a machine beside a real supervisor."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

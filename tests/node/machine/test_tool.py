@@ -1,7 +1,5 @@
 """Tools that end, fail, hang and leave something behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from orchestrator.node.machine import tool

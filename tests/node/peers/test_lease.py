@@ -1,7 +1,5 @@
 """A node declares its job's head lost at the right time with any clock of the head."""
 
-from __future__ import annotations
-
 import math
 import select
 import socket

@@ -1,7 +1,5 @@
 """The link program, shipped and started as over SSH, with pipes in the place of the channel."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import fcntl

@@ -1,7 +1,5 @@
 """The parts of a job's files that a node sends, and when."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A server meets supervisors of other versions: it understands them, or says what to do."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

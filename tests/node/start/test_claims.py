@@ -1,7 +1,5 @@
 """GPUs and slots that one launch holds: who has them, and what a liar can do."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

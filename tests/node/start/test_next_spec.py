@@ -1,7 +1,5 @@
 """A node derives its part of a later attempt from its first part."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

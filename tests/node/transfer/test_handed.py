@@ -1,7 +1,5 @@
 """Files for a job that has not started: the user's alone, gone if it never starts."""
 
-from __future__ import annotations
-
 import stat
 import zlib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files arrive at a node whole or not at all, with any input from another machine."""
 
-from __future__ import annotations
-
 import zlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The node's store of code: contents that come whole or not at all, and snapshots made of them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """One node with our program unpacked, and a torch that is there at once: what waits is ours."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Callable, Iterator

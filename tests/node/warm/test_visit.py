@@ -1,7 +1,5 @@
 """When the standby for what follows a job is started, while the job runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

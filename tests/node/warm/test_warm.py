@@ -1,7 +1,5 @@
 """Jobs that start from what an earlier one left warm, and what waits when it must not any more."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

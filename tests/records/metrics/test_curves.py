@@ -1,7 +1,5 @@
 """Metrics files of any length and content become a bounded number of points."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A file that grows is read line by line, each line once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

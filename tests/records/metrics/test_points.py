@@ -1,7 +1,5 @@
 """The latest values of a file of metrics, read from its end alone."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

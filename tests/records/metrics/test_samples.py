@@ -1,7 +1,5 @@
 """A node's samples, read by a head that does not trust them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Steps and losses in the words of training programs."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

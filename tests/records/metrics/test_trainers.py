@@ -1,7 +1,5 @@
 """The files of a job's Trainers are found, and the newest of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

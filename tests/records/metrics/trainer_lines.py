@@ -1,7 +1,5 @@
 """Lines that well-known trainers print, and the curves that they say."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 Curve = list[tuple[int, float]]

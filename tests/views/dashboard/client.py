@@ -1,7 +1,5 @@
 """Asks the app in this process, over ASGI: no port, no other client."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field

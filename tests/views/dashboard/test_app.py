@@ -1,7 +1,5 @@
 """The server's answers: to strangers, about every kind of experiment, while files grow."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """The dashboard as it is started and seen: the command, a real Chromium, keys alone."""
 
-from __future__ import annotations
-
 import json
 import stat
 from collections.abc import Iterator

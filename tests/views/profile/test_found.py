@@ -1,7 +1,5 @@
 """The traces of a directory: which they are, and whose."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os

@@ -1,7 +1,5 @@
 """Experiments on disk as jobs leave them, for tests of their page."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

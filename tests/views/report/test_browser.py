@@ -1,7 +1,5 @@
 """The page in a real browser: no errors, and every chart really drawn."""
 
-from __future__ import annotations
-
 import struct
 import zlib
 from collections import Counter

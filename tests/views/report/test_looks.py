@@ -1,7 +1,5 @@
 """One color for one run, colors that everybody can tell apart, axes, saves, and sizes compared."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

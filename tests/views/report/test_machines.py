@@ -1,7 +1,5 @@
 """The machines' activity on the page, also for a program that writes no metrics."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

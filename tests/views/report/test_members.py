@@ -1,7 +1,5 @@
 """The page of a sweep: the best so far, and a table of its members."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

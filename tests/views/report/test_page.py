@@ -1,7 +1,5 @@
 """The page shows the known facts, and no log or name can run a script in it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

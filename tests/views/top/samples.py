@@ -1,7 +1,5 @@
 """Looks at three machines as a cluster would give them: with GPUs, with cores alone, lost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A sample of the live view: rates between two readings, progress of jobs, slow ranks."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The live screen, driven by keys in a terminal of any size."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The terminal is as it was, however the live screen ends; and a reader that leaves ends it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Experiments of one node, as they lie on disk."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

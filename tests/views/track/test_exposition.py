@@ -1,7 +1,5 @@
 """Prometheus reads the experiments' values in its own format."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import re

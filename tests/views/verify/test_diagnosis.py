@@ -1,7 +1,5 @@
 """Measurements in, the slow node, link or device out: 2 to 64 nodes, even and odd."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

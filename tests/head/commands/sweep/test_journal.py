@@ -1,7 +1,5 @@
 """Records of a sweep's members in its journal, and how they are read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Optuna chooses the values of a sweep."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The metric of a sweep's member: a Trainer's, or one that a program has printed."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The members of a sweep, from what was typed."""
 
-from __future__ import annotations
-
 import pytest
 
 from orchestrator.common.errors import UsageError

@@ -1,7 +1,5 @@
 """How a sweep is led: which members are started when, and how those count that end in any way."""
 
-from __future__ import annotations
-
 import json
 import os
 import queue

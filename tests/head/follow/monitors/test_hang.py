@@ -1,7 +1,5 @@
 """When a job is said to hang, and which rank is named."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path

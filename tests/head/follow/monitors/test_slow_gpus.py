@@ -1,7 +1,5 @@
 """The GPU that slows the others, found in the samples that nodes send."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files and heartbeats that a follower of a node receives."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace
