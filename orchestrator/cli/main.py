@@ -227,16 +227,18 @@ def emergency_stop_command(where: Where, mine: bool, yes: bool, dry_run: bool) -
     "--size", type=click.IntRange(1, 16), default=2, show_default=True, help="Number of nodes."
 )
 @click.option("--keep", is_flag=True, help="Keep the cluster for your own commands until Ctrl-C.")
+@click.option("--kill", is_flag=True, help="Kill a rank and then a node while it trains.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[LAUNCH-OPTIONS...]")
-def demo(size: int, keep: bool, arguments: tuple[str, ...]) -> int:
+def demo(size: int, keep: bool, kill: bool, arguments: tuple[str, ...]) -> int:
     """Create a cluster on this machine, and train on it.
 
     LAUNCH-OPTIONS are those of master_launch.
     """
     from orchestrator.local_cluster import demo
 
+    words = (*demo.WITH_FAULTS, *arguments) if kill else arguments
     # A wrong option is refused before anything is started.
-    return demo.demo(size, keep, arguments, launch_arguments(arguments))
+    return demo.demo(size, keep, kill, words, launch_arguments(words))
 
 
 @cli.command("help")

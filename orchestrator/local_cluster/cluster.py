@@ -102,6 +102,14 @@ class LoopbackCluster:
             listener.wait()
         self._listeners.clear()
 
+    def reboot(self, i: int, memory: Path) -> None:
+        """Kill all that runs on a node, remove what its memory held, and start its sshd again."""
+        sweep(self.nodes[i].directory, "/")
+        self._listeners[i].wait()
+        shutil.rmtree(memory, ignore_errors=True)
+        self._spawn(i)
+        self._await(i)
+
     def environment(self, node: LoopbackNode) -> dict[str, str]:
         """Return the environment of a session on `node`: its own home, and this Python first."""
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
@@ -154,9 +162,9 @@ class LoopbackCluster:
         await_banner(node.address, node.port, lambda: listener.poll() is not None, node.log)
 
 
-def sweep(directory: Path) -> None:
-    """End every process that belongs to the cluster in `directory`."""
-    mark = f"{directory}/node".encode()
+def sweep(directory: Path, ending: str = "/node") -> None:
+    """End every process that belongs to the cluster in `directory`, or with "/" to that node."""
+    mark = f"{directory}{ending}".encode()
     spared = {os.getpid()}
     # One round is enough, unless a process forks during it.
     for _ in range(20):

@@ -14,33 +14,53 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.common import interrupt
-from orchestrator.common.errors import EXIT_STOPPED, CheckFailed, UsageError
+from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, CheckFailed, UsageError
 from orchestrator.common.program import how_to_add
+from orchestrator.common.text import plural
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.commands import stop
 from orchestrator.head.commands.launch import launch
 from orchestrator.head.screen import output
-from orchestrator.local_cluster.cluster import LoopbackCluster, sweep
+from orchestrator.local_cluster.cluster import LoopbackCluster, end, sweep
+from orchestrator.node.job import resume_dir
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
+from orchestrator.records.goodput import ACCOUNT, accounts_in
 from orchestrator.records.metrics import trainers
 from orchestrator.records.metrics.curves import POINTS
 from orchestrator.records.metrics.curves import curves as curves_of
+from orchestrator.records.metrics.lines import GrowingFile
 
 TORCH = ("torch", "numpy")
 CONFIG = Path("config/demo.yaml")
 # The number of ranks per node.
 SLOTS = 2
+SETTINGS = ("training.max_steps=36", "logging.interval=1", "checkpoint.memory_every=1")
+# The options for --kill: every step is logged, and kept in the memory of both nodes.
+WITH_FAULTS = ("--max-restarts", "2", *(f"--set={setting}" for setting in SETTINGS))
+# The steps before each fault.
+STEPS = 12
+# The part of a step after which it comes.
+LATE = 0.8
+LOOK_SECONDS = 0.02
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def demo(size: int, keep: bool, words: Sequence[str], arguments: LaunchArguments) -> int:
+def demo(
+    size: int, keep: bool, kill: bool, words: Sequence[str], arguments: LaunchArguments
+) -> int:
     """Launch with these options, typed as `words`, on a new cluster; return the exit code."""
+    if kill and (size < 2 or arguments.program or arguments.module or arguments.detach):
+        raise UsageError(
+            "--kill shows how the built-in training survives, on two nodes or more",
+            "leave out the script, --detach and --size",
+        )
     if "python" not in arguments.launch and importlib.util.find_spec("torch") is None:
         what, fix = f"the demo trains with torch, and {sys.executable} has none", how_to_add(*TORCH)
         again = fix.startswith("uvx ") and sys.stdin.isatty()
@@ -57,7 +77,8 @@ def demo(size: int, keep: bool, words: Sequence[str], arguments: LaunchArguments
         cluster.start()
         typed = ["--nodes", str(cluster.node_list), "--ssh-config", str(cluster.ssh_config)]
         say(f"master_launch {shlex.join([*typed, '--config', str(config), *words])}")
-        code = launch(replace(arguments, where=where, config_file=config))
+        arguments = replace(arguments, where=where, config_file=config)
+        code = survive(cluster, arguments) if kill else launch(arguments)
         experiment = ours(where)
         if experiment is not None:
             show(experiment)
@@ -81,12 +102,83 @@ def remove(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
 
 
+# -- --kill ---------------------------------------------------------------------------------------
+
+
+def survive(cluster: LoopbackCluster, arguments: LaunchArguments) -> int:
+    """Train with two faults, and again without; return 1 if the losses are not the same."""
+    over, faults = threading.Event(), list[str]()
+    thread = threading.Thread(target=strike, args=(cluster, arguments.where, over, faults))
+    thread.start()
+    try:
+        code = launch(arguments)
+    finally:
+        over.set()
+        thread.join()
+    broken = ours(arguments.where)
+    if code or broken is None:
+        return code
+    say("the same training without faults, to compare")
+    code = launch(replace(arguments, view=replace(arguments.view, quiet=True)))
+    whole = ours(arguments.where)
+    if code or whole is None:
+        return code
+    same = losses(broken) == losses(whole) != {}
+    began = {number: one.first for number, one in accounts_in(broken.path / ACCOUNT).items()}
+    # The steps that an attempt had reached, and that the next one did again.
+    again = (
+        (one.step or 0) - began.get(one.number + 1, 0) for one in broken.read_record().attempts
+    )
+    lost = sum(max(0, steps) for steps in list(again)[:-1])
+    ending = (
+        "equal to the undisturbed run to the bit" if same else "NOT those of the undisturbed run"
+    )
+    say(f"{plural(len(faults), 'fault')}, {lost} steps lost, losses {ending}")
+    return EXIT_DONE if same else EXIT_FAILED
+
+
+def strike(
+    cluster: LoopbackCluster, where: Where, over: threading.Event, faults: list[str]
+) -> None:
+    """Kill a rank, and later a node with its memory, each late in a step."""
+    for fault in ("kill -9 of rank", "power off and on, with its memory:"):
+        point = trainers.Point()
+        while (point.step or 0) < STEPS * (len(faults) + 1):
+            if over.wait(LOOK_SECONDS):
+                return
+            job = ours(where)
+            point = trainers.last(metrics(job) if job else None)
+        # By then the state after the last step is in the memory of both nodes.
+        over.wait((point.number("step_ms") or 0.0) * LATE / 1000)
+        assert job is not None
+        record = job.read_record()
+        node = record.nodes[-1]
+        rank, state = max(node.ranks.items())
+        say(f"{fault} {node.name if faults else rank}")
+        if faults:
+            name = f"{node.first_job or record.job}.{node.first_node}"
+            cluster.reboot(node.index, Path(resume_dir.root(), name))
+        else:
+            end(filter(None, [state.pid]))
+        faults.append(fault)
+
+
+def metrics(experiment: Experiment) -> Path:
+    return experiment.path / "outputs" / trainers.file_name(0)
+
+
+def losses(experiment: Experiment) -> dict[int, float]:
+    """Return the loss of each step of rank 0."""
+    lines = GrowingFile(metrics(experiment)).lines()
+    return {line["step"]: line["loss"] for line in lines if trainers.OF_A_STEP in line}
+
+
 # -- the result -----------------------------------------------------------------------------------
 
 
 def show(experiment: Experiment) -> None:
     """Show the job's first and last loss, and what its experiment holds."""
-    curves = curves_of(experiment.path / "outputs" / trainers.file_name(0), POINTS)
+    curves = curves_of(metrics(experiment), POINTS)
     if "loss" in curves:
         loss, last = curves["loss"].means, curves["loss"].steps[-1]
         output.write_out(f"\n  loss {loss[0]:.2f} -> {loss[-1]:.2f} in {last} steps\n")
@@ -108,15 +200,23 @@ def ours(where: Where) -> Experiment | None:
 
 
 def invitation(cluster: LoopbackCluster) -> str:
-    """Return the commands to type in another terminal, in any directory."""
-    lines = [
+    """Return the commands to type in another terminal, in any directory; the first one is a file.
+
+    That file names this Python's commands if the shell lacks them, and the cluster.
+    """
+    settings = [
         *(f"export PATH={shlex.quote(str(folder))}:$PATH" for folder in unlisted()),
         f"export ORCHESTRATOR_SSH_CONFIG={shlex.quote(str(cluster.ssh_config))}",
         f"export ORCHESTRATOR_NODES={shlex.quote(str(cluster.node_list))}",
+    ]
+    file = cluster.directory / "env.sh"
+    file.write_text("".join(f"{line}\n" for line in settings))
+    lines = [
+        f"source {shlex.quote(str(file))}",
         "master_launch train.py",
         "orchestrator status",
         "emergency_stop",
-        f"ssh -F {shlex.quote(str(cluster.ssh_config))} {cluster.addresses[0]}",
+        f'ssh -F "$ORCHESTRATOR_SSH_CONFIG" {cluster.addresses[0]}',
     ]
     return (
         f"\nThe {len(cluster.nodes)} nodes stay up. In another terminal, beside your train.py:\n\n"
