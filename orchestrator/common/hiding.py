@@ -1,8 +1,9 @@
 """Take secrets out of what is written down or sent: by their values, and by what gives them away.
 
 The one border: what a node writes down or sends home goes through `hide` or `Mask`, with the
-values `of_environment`; what the head writes does so with those of the launch. Shipped to the
-nodes: the standard library alone, and Python 3.9. node/job/ranks/rank.py loads it by its path.
+values `of_environment`. The head's printer and its writers of files call `hidden`, which takes out
+the secrets of this process's launches. Shipped to the nodes: the standard library alone, and
+Python 3.9. node/job/ranks/rank.py loads it by its path.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ TOKEN = (
     r"|sk-[A-Za-z0-9_-]{20,}|xox[abeprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|AIza[\w-]{35}"
     r"|eyJ[\w-]{10,}\.eyJ[\w-]{10,}(\.[\w-]+)?)"
 )
+# The secrets of this process's launches, which it prints and writes nowhere.
+held: list[str] = []
 UNRESERVED = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-._~")
 
 
@@ -46,8 +49,9 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def is_no_word(value: str) -> bool:
-    mixed = re.search(r"\d", value) and re.search(r"[A-Za-z]", value)
-    return len(value) >= SHORTEST_TOKEN and bool(mixed)
+    return len(value) >= SHORTEST_TOKEN and all(
+        re.search(kind, value) for kind in (r"\d", "[A-Za-z]")
+    )
 
 
 def of_environment(env: Mapping[str, str], names: Sequence[str] = ()) -> tuple[str, ...]:
@@ -100,9 +104,12 @@ def redacted_text(text: str) -> str:
 
 def hide(data: T, secrets: Sequence[str]) -> T:
     """Replace secret values in texts, lists, mappings, dataclasses and messages."""
-    if not secrets:
-        return data
-    return cast("T", _hide(data, sorted(secrets, key=len, reverse=True)))
+    return cast("T", _hide(data, sorted(secrets, key=len, reverse=True))) if secrets else data
+
+
+def hidden(data: T) -> T:
+    """Return data as hide() does, without the secrets of this process's launches."""
+    return hide(data, held)
 
 
 def _hide(data: Any, secrets: Sequence[str]) -> Any:

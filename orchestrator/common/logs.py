@@ -27,7 +27,7 @@ MOST_HELD = 5000
 LINE = "%(asctime)s.%(msecs)03d %(levelname)-7s %(place)s: %(message)s"
 TIME, DATE_AND_TIME = "%H:%M:%S", "%Y-%m-%d %H:%M:%S"
 
-_secrets = list(hiding.of_environment(os.environ))
+_environment = hiding.of_environment(os.environ)
 
 
 class Formatter(logging.Formatter):
@@ -38,7 +38,9 @@ class Formatter(logging.Formatter):
         place = record.name.removeprefix("orchestrator.").removeprefix("head.")
         thread = f" ({record.threadName})" * (record.threadName != "MainThread")
         record.__dict__["place"] = place + thread
-        return hiding.hide(hiding.redacted_text(super().format(record)), _secrets)
+        return hiding.hidden(
+            hiding.hide(hiding.redacted_text(super().format(record)), _environment)
+        )
 
 
 class TerminalHandler(logging.Handler):
@@ -116,9 +118,9 @@ def to_terminal(level: int, write: Callable[[str], None]) -> None:
 def hold(secrets: Iterable[str] = ()) -> None:
     """Hold what is logged from now on for the head.log of a job that has no directory yet.
 
-    These secrets are hidden in it, and on the terminal as well.
+    These secrets are hidden in it, in the job's records and on the terminal.
     """
-    _secrets.extend(secrets)
+    hiding.held.extend(secrets)
     PACKAGE.setLevel(logging.DEBUG)
     if not any(isinstance(each, Held) for each in PACKAGE.handlers):
         PACKAGE.addHandler(Held())
@@ -130,8 +132,9 @@ def keep_in(path: Path) -> None:
     What was held is kept for another one, if this job's directory is discarded again.
     """
     handler = HeadLog(path)
-    before = [each.baseFilename for each in PACKAGE.handlers if isinstance(each, HeadLog)]
-    if before == [handler.baseFilename]:
+    if [handler.baseFilename] == [
+        each.baseFilename for each in PACKAGE.handlers if isinstance(each, HeadLog)
+    ]:
         return
     remove(HeadLog)
     PACKAGE.setLevel(logging.DEBUG)

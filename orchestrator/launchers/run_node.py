@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.common import interrupt
+from orchestrator.common import hiding, interrupt
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
 from orchestrator.common.hosts import is_loopback, out_of_url
 from orchestrator.config.launch import LaunchArguments
@@ -128,6 +128,7 @@ def run(mine: MachinePart, patience: float, arguments: LaunchArguments) -> int:
     arguments.refuse(dict.fromkeys(("detach", "dry_run"), "is not for run-node"))
     waiting_time("--wait", patience)
     request = without_claims(resolve(arguments))
+    hiding.held.extend(request.secrets)
     mine = replace(mine, port=request.config.launch.master_port or mine.port)
     nodes = reach(request, mine, patience)
     (probed,) = nodes.probed
@@ -165,8 +166,7 @@ def checked(
             f"machine_rank is {rank} in {by.file}, but NODE_RANK is {mine.rank}",
             "leave machine_rank out of the file: it is computed",
         )
-    config = accelerate.counted(request.config, by, [node], mine.nnodes)
-    return replace(request, config=config)
+    return replace(request, config=accelerate.counted(request.config, by, [node], mine.nnodes))
 
 
 def address_of(master: str, patience: float) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common import files
+from orchestrator.common import files, hiding
 from orchestrator.common.errors import UsageError
 from orchestrator.common.permissions import others
 from orchestrator.config.launch import Launch
@@ -322,7 +322,16 @@ class Experiment:
         self.write(name, "{\n" + ",\n".join(fields) + "\n}\n")
 
     def write_record(self, record: JobRecord) -> None:
-        self.write_json(RECORD, plain(record))
+        """Write job.json without secrets in its texts; later heads need its names as they are."""
+        texts: dict[str, Any] = {
+            name: hiding.hidden(getattr(record, name))
+            for name in ("command", "program", "verdict", "slow")
+        }
+        attempts = [
+            replace(one, why=hiding.hidden(one.why), verdict=hiding.hidden(one.verdict))
+            for one in record.attempts
+        ]
+        self.write_json(RECORD, plain(replace(record, **texts, attempts=attempts)))
 
     def read_record(self) -> JobRecord:
         try:
@@ -341,13 +350,12 @@ class Experiment:
             return replace(record, slurm_job=self.slurm_job())
         return record
 
-    def sign(self, record: JobRecord) -> None:
-        """Sign the record's orders as this login's own, so that its commands may run."""
-        trust.sign(self.path, record.orders)
-
     def write_signed(self, record: JobRecord) -> None:
-        """Sign a record and write it. The record on disk has a valid signature at every moment."""
-        self.sign(record)
+        """Sign a record as this login's own and write it.
+
+        The record on disk has a valid signature at every moment.
+        """
+        trust.sign(self.path, record.orders)
         self.write_record(record)
 
     def is_launched_here(self, record: JobRecord) -> bool:

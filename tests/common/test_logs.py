@@ -4,12 +4,16 @@ import logging
 import os
 import stat
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.common import logs
+from orchestrator.common import hiding, logs
 from orchestrator.head.screen import output
+from orchestrator.records.experiment import Attempt, Experiment
+from orchestrator.records.outcome import JobVerdict
+from tests.records.test_experiment import NODE, record
 
 LOG = logging.getLogger("orchestrator.head.connect.channel")
 SECRET = "s3cret-value-0815"
@@ -20,7 +24,8 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Leave the loggers of this process as they were."""
     loggers = (logs.PACKAGE, logs.PARAMIKO)
     before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
-    monkeypatch.setattr(logs, "_secrets", [])
+    monkeypatch.setattr(logs, "_environment", ())
+    monkeypatch.setattr(hiding, "held", [])
     for logger in loggers:
         logger.handlers[:] = []
     yield
@@ -80,8 +85,10 @@ def test_log_contains_lines_from_before_its_directory(tmp_path: Path) -> None:
     ]
 
 
-def test_secrets_are_hidden_in_every_log(tmp_path: Path) -> None:
-    """Those of the launch by their values, others by their form."""
+def test_secrets_are_hidden_wherever_head_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the launch by their values, in logs also others by their form."""
     shown: list[str] = []
     logs.hold([SECRET])
     logs.to_terminal(logging.DEBUG, shown.append)
@@ -89,8 +96,22 @@ def test_secrets_are_hidden_in_every_log(tmp_path: Path) -> None:
     LOG.info("the hook said %s", f"key {SECRET}")
     LOG.info("at https://anna:pass@host/x with hf_%s", "a" * 30)
     logs.note(tmp_path / "head.log", LOG.name, "a note of %s", SECRET)
-    text = (tmp_path / "head.log").read_text() + "\n".join(shown)
-    assert text.count("(redacted)") == 2 * 3 + 1
+    with output.heard_by(shown.append):
+        output.say(f"heard {SECRET}")
+    output.say(f"said {SECRET}")
+    output.complain(f"n1: cannot read {SECRET}")
+    output.result([], lambda _: f"result {SECRET}")
+    # A name stays, as later heads reach the node by it.
+    node = replace(NODE, name=SECRET)
+    cause = JobVerdict(node_name="n1", message=f"n1: cannot read {SECRET}")
+    ended = Attempt(1, "job", 0.0, 1.0, "failed", 4, cause, [], why=cause.message)
+    made = record(command=["x", SECRET], verdict=cause, nodes=[node], attempts=[ended])
+    Experiment(tmp_path).write_record(made)
+    written = Experiment(tmp_path).read_record()
+    assert [each.name for each in written.nodes] == [SECRET]
+    assert (tmp_path / "job.json").read_text().count(SECRET) == 1
+    text = (tmp_path / "head.log").read_text() + "\n".join(shown) + "".join(capsys.readouterr())
+    assert text.count("(redacted)") == 2 * 3 + 1 + 6
     assert not [word for word in (SECRET, "anna:pass", "hf_aaa") if word in text]
 
 

@@ -76,6 +76,12 @@ def test_secret_is_in_no_file_or_command_line(head: Head) -> None:
     assert not [line for line in lines if API in line or HUB in line or KEY in line]
 
 
+def test_secret_in_error_of_node_is_not_shown(head: Head) -> None:
+    words = ("--secret", "PLACE", "--activate", f"conda:{NAMED}", head.script("x.py", ""))
+    text = head.launch(*words, PLACE=NAMED).ends(4).text
+    assert "conda:(redacted): there is no" in text and NAMED not in text
+
+
 def read(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8", "replace")

@@ -25,8 +25,7 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a f
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Experiment]:
     made = create(tmp_path / "experiments", "run")
-    made.write_record(record())
-    made.sign(record())
+    made.write_signed(record())
     yield made
 
 
@@ -38,8 +37,7 @@ def test_files_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         made = create(tmp_path / "experiments", "run")
-        made.write_record(record())
-        made.sign(record())
+        made.write_signed(record())
         made.lock()
         made.unlock()
         for path in (made.log(NODE), made.ranks(NODE)):
@@ -103,9 +101,8 @@ def test_signature_decides_on_disk_without_modes(tmp_path: Path) -> None:
     """CIFS shows 0777 for all, also for what was just made 0700: then the signature decides."""
     made = create(tmp_path / "experiments", "run")
     made.path.chmod(0o777)
-    made.write_record(record())
     # At its launch no other user knew of the directory.
-    made.sign(record())
+    made.write_signed(record())
     assert made.read_record() == record()
     assert [found.path for found in every(Where(experiments=made.path.parent))] == [made.path]
     made.write_record(record(ssh_config="/tmp/theirs"))
@@ -152,7 +149,7 @@ def test_readable_key_is_replaced(launched: Experiment) -> None:
     old = trust.key_file().read_bytes()
     trust.key_file().chmod(0o640)
     assert not launched.is_launched_here(record())
-    launched.sign(record())
+    launched.write_signed(record())
     assert trust.key_file().read_bytes() != old
     assert launched.is_launched_here(record())
 

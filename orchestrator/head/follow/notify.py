@@ -22,7 +22,7 @@ from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
-from orchestrator.common.hiding import REDACTED
+from orchestrator.common.hiding import REDACTED, hidden
 from orchestrator.common.text import duration, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.follow import verdict
@@ -133,7 +133,7 @@ class Notifier:
     def over(self, record: JobRecord) -> None:
         """Queue the event for the end of a job, or of an attempt that is followed by another."""
         kind, text, cause = ending(record)
-        self.notices.put(notice_of(kind, record, text, cause, self.tree))
+        self.notices.put(hidden(notice_of(kind, record, text, cause, self.tree)))
 
     def report(self) -> None:
         """Print the first problem of each command once; the job is not affected."""

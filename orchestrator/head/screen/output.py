@@ -1,8 +1,9 @@
 """All output to the terminal: plain text for pipes, tables and colours for terminals.
 
 Printed text may quote a node, a file or a machine that was not authenticated. Of control characters
-only line breaks, tabs and colours are therefore passed on. Rich draws tables on a terminal. It is
-imported only then, and never parses text as markup.
+only line breaks, tabs and colours are therefore passed on. The secrets of this process's launches
+are hidden. Rich draws tables on a terminal. It is imported only then, and never parses text as
+markup.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Generic, TextIO, TypeVar
 
-from orchestrator.common import text
+from orchestrator.common import hiding, text
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.lines import clean
 
@@ -160,9 +161,9 @@ def complain(text: str, end: str = "\n") -> None:
 
 
 def safe(text: str) -> str:
-    """Return text without control characters other than line breaks, tabs and colours."""
+    """Return text without secrets and control characters except line breaks, tabs and colours."""
     # This is the usual case, and ten times faster.
-    if text.replace("\n", "").isprintable():
+    if (text := hiding.hidden(text)).replace("\n", "").isprintable():
         return text
     return "\n".join(
         "\t".join(clean(part, color=True) for part in line.split("\t")) for line in text.split("\n")
@@ -173,7 +174,7 @@ def say(text: str) -> None:
     """Log a message for the user, and pass it to the listener of heard_by(), else print it."""
     # The mark keeps the record off the terminal, which has the message itself.
     log.debug("says: %s", printable(text), extra={"shown": True})
-    (listeners[-1] if listeners else on_the_screen)(text)
+    (listeners[-1] if listeners else on_the_screen)(hiding.hidden(text))
 
 
 def warn(text: str) -> None:
@@ -252,7 +253,7 @@ _line = [""]
 def status(line: str) -> None:
     """Replace the status line of a terminal on standard error; "" removes it."""
     with _moving, contextlib.suppress(OSError):
-        _line[0] = clean(line, color=True)
+        _line[0] = clean(hiding.hidden(line), color=True)
         sys.stderr.write(f"\r\x1b[K{_line[0]}")
         sys.stderr.flush()
 

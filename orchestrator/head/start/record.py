@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +227,7 @@ def with_line(place: Experiment, node: NodeRecord, line: str) -> NodeRecord:
     logs = NodeLogs.of(place, node)
     try:
         own_line = "" if ends_whole(logs.text.path) else "\n"
-        text = f"{own_line}orchestrator: {line}\n".encode()
+        text = f"{own_line}orchestrator: {hiding.hidden(line)}\n".encode()
         size, ranks = logs.text.size, logs.ranks.size
         rest = logs.ranks.append(memoryview(f"{size} {NO_RANK}\n".encode()))
         # On a full disk neither file keeps a part of the line.
@@ -283,15 +282,14 @@ def describe(prepared: Prepared) -> str:
     """Write config.yaml, the code archive and manifest.json; return the error text, else ""."""
     experiment, request, scan = prepared.experiment, prepared.request, prepared.nodes.scan
     config = replace(request.config, env=redact.redacted(request.config.env))
-    hide = partial(hiding.hide, secrets=request.secrets)
     missing = "config.yaml"
     try:
-        experiment.write("config.yaml", load.dump(config, hide))
+        experiment.write("config.yaml", load.dump(config, hiding.hidden))
         missing = "manifest.json"
         tree = scan.ready(TREE_SECONDS) if scan else None
         if tree and tree.size <= config.sync.keep * MEGABYTE:
             archive.write(tree, experiment.path / archive.NAME)
-        experiment.write_json("manifest.json", hide(manifest(prepared, tree)))
+        experiment.write_json("manifest.json", hiding.hidden(manifest(prepared, tree)))
     except OSError as error:
         return f"{missing} is missing: {experiment.path}: {error.strerror}"
     return ""

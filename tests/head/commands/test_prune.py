@@ -39,8 +39,7 @@ def made(root: Path, name: str, state: str = "done", **fields: Any) -> Path:
     (path / "outputs/checkpoints/step_00000010/data").write_bytes(b"x" * 50_000)
     (path / "logs/node_0_10.9.9.9.txt").write_text("hello\n")
     record = dataclasses.replace(RECORD, job=f"job-{len(names(root))}", state=state, **fields)
-    Experiment(path).write_record(record)
-    Experiment(path).sign(record)
+    Experiment(path).write_signed(record)
     return path
 
 

@@ -56,7 +56,7 @@ def test_launch_records_hide_secrets_of_notify() -> None:
     typed = ["master_launch", "--notify", words[0], f"--notify={words[1]}", "x"]
     request = resolve(LaunchArguments(program=("x",), launch={"notify": words}), typed)
     assert request.notify == words
-    shown = json.dumps([request.config.launch.notify, *recording.shown_command(request)])
+    shown = json.dumps([request.config.launch.notify, *recording.shown_command(request, typed)])
     assert "hidden-part" not in shown and "curl (redacted)" in shown and "./tell.sh" in shown
     assert "hidden-part" in json.dumps(request.secrets)  # hidden wherever else they would stand
 

@@ -84,8 +84,7 @@ def test_relaunch_keeps_signature_of_record(
     monkeypatch.setattr(launch, "Gathering", Unwilling)
     job = record("ac", lost="c", spares="b")
     place = experiments.create(tmp_path / "experiments", "other")
-    place.write_record(job)
-    place.sign(job)
+    place.write_signed(job)
     assert place.is_launched_here(place.read_record())
     said: list[str] = []
     with output.heard_by(said.append):

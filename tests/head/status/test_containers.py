@@ -25,9 +25,8 @@ def launched(root: Path, parts: list[Any], *, signed: bool = True, **changes: An
     path.mkdir(mode=0o700)
     record = JobRecord("job-1", "x", "running", ["master_launch"], parts, 1000.0)
     experiment = Experiment(path)
-    if signed:
-        experiment.sign(replace(record, **changes))
-    experiment.write_record(replace(record, **changes))
+    write = experiment.write_signed if signed else experiment.write_record
+    write(replace(record, **changes))
 
 
 def found(root: Path) -> list[tuple[str, str | None, str | None]]:
