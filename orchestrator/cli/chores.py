@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,22 +62,20 @@ def reaching(
     function: Callable[..., Any], choice: Callable[..., Any] = node_option, *, jobs: bool = False
 ) -> Callable[..., Any]:
     """Add the options by which nodes are reached, and hand them on as one `chosen`."""
-    names = [item.name for item in dataclasses.fields(Launch) if item.name in REACHING]
+    taken = [option for option in options_from(Launch, "nodes") if option.name in REACHING]
 
+    @functools.wraps(function)
     def with_chosen(where: Where, chosen: tuple[str, ...] | str, **params: Any) -> Any:
         from orchestrator.head.commands.machines.exec import Chosen
 
-        typed = {name: params.pop(name) for name in names}
+        typed = {name: params.pop(name) for name in REACHING}
         typed = {name: value for name, value in typed.items() if value is not None}
         nodes = (chosen,) if isinstance(chosen, str) else chosen
         return function(chosen=Chosen(where, nodes, **typed), **params)
 
-    with_chosen.__doc__ = function.__doc__
-    with_chosen.__name__ = function.__name__
     declared = getattr(function, "__click_params__", [])
-    taken = [option for option in options_from(Launch, "nodes") if option.name in REACHING]
     with_chosen.__click_params__ = [*declared, *reversed(taken)]  # type: ignore[attr-defined]
-    return partial(shared, reads_records=jobs)(choice(with_chosen))
+    return functools.partial(shared, reads_records=jobs)(choice(with_chosen))
 
 
 @command("exec", context_settings=PASSES_ON)
@@ -111,7 +108,7 @@ one_node = click.argument("chosen", metavar="N|NAME", shell_complete=node_names)
 
 
 @command("ssh", context_settings=PASSES_ON)
-@partial(reaching, choice=one_node)
+@functools.partial(reaching, choice=one_node)
 @workdir_option
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- CMD...]")
 def ssh_command(**params: Any) -> int:
@@ -127,7 +124,7 @@ def ssh_command(**params: Any) -> int:
 
 
 @command("pull")
-@partial(reaching, jobs=True)
+@functools.partial(reaching, jobs=True)
 @click.option("--checkpoints", is_flag=True, help="Also fetch the job's checkpoints.")
 @click.option("--dry-run", is_flag=True, help="Show how much there is; fetch nothing.")
 @json_option

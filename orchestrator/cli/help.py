@@ -105,22 +105,13 @@ def searched(words: Sequence[str], options: Mapping[str, str]) -> str:
 
 
 def listed() -> str:
-    lines = []
+    parts: dict[str, list[str]] = {}
     for topic in topics().values():
-        heading = f"{topic.part}:"
-        if heading not in lines:
-            lines += ["", heading]
-        lines.append(f"  {topic.name}")
-    return "\n".join(
-        [
-            *lines[1:],
-            "",
-            "Pages:",
-            *(f"  {name}" for name in pages()),
-            "",
-            "Type: orchestrator help TOPIC or WORD..., or orchestrator COMMAND --help",
-        ]
-    )
+        parts.setdefault(topic.part, []).append(topic.name)
+    parts["Pages"] = list(pages())
+    blocks = ["\n  ".join([f"{part}:", *names]) for part, names in parts.items()]
+    last = "Type: orchestrator help TOPIC or WORD..., or orchestrator COMMAND --help"
+    return "\n\n".join([*blocks, last])
 
 
 def explained(words: Sequence[str], options: Mapping[str, str]) -> str:

@@ -46,8 +46,7 @@ def launch_command(**params: Any) -> int:
     """
     from orchestrator.head.commands import launch
 
-    arguments = arguments_from(params)
-    return launch.launch(arguments)
+    return launch.launch(arguments_from(params))
 
 
 def launch_arguments(arguments: Sequence[str]) -> LaunchArguments:

@@ -194,14 +194,12 @@ class GroupedCommand(Command):
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], **{name: [] for name in GROUPS}}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
+            # click makes --help, the last of all.
+            group = OUTPUT if "--help" in parameter.opts else "Options"
             if record is not None and isinstance(parameter, click.Option):
-                groups[getattr(parameter, "group", "Options")].append(record)
-        last = groups.pop("Options")
-        options = [row for row in last if "--help" not in row[0]]
-        shown = {"Options": options, **groups} if options else groups
-        shown[GROUPS[-1]] = [*shown[GROUPS[-1]], *(row for row in last if row not in options)]
+                groups[getattr(parameter, "group", group)].append(record)
         more = 0
-        for name, rows in shown.items():
+        for name, rows in groups.items():
             if name not in (COMMON, "Options") and EVERY_OPTION not in ctx.meta:
                 more += len(rows)
             elif rows:

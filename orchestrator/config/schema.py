@@ -88,6 +88,14 @@ class TrainingConfig(Section):
             )
 
 
+def imply(section: str, values: Any, key: str, kind: str) -> None:
+    """Set the kind that this key means, if it is set; UsageError if another was chosen."""
+    if getattr(values, key) is not None and values.kind != kind:
+        if values.kind != type(values).kind:
+            raise UsageError(f"{section}.kind is {values.kind!r}, but {section}.{key} is set too")
+        object.__setattr__(values, "kind", kind)
+
+
 DECODER = only("model.kind", "decoder")
 RANKING = only("model.kind", "ranking")
 OWN_MODEL = only("model.kind", "target")
@@ -137,10 +145,7 @@ class ModelConfig(Section):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.target is not None and self.kind != "target":
-            if self.kind != ModelConfig.kind:
-                raise UsageError(f"model.kind is {self.kind!r}, but model.target is set too")
-            object.__setattr__(self, "kind", "target")
+        imply("model", self, "target", "target")
         if self.kind == "target" and self.target is None:
             raise UsageError("model.kind is 'target', but model.target names no function")
         multiple("model.model_dim", self.model_dim, "model.num_heads", self.num_heads)
@@ -192,21 +197,12 @@ class DatasetConfig(Section):
                 "dataset.target names a function that returns datasets.load_dataset(...)",
             )
         super().__post_init__()
-        implied = self._implied()
-        if implied != self.kind:
-            if self.kind != DatasetConfig.kind:
-                key = "target" if self.target is not None else "path"
-                raise UsageError(f"dataset.kind is {self.kind!r}, but dataset.{key} is set too")
-            object.__setattr__(self, "kind", implied)
+        imply("dataset", self, "target", "target")
+        imply("dataset", self, "path", "tokens")
         if self.kind == "target" and self.target is None:
             raise UsageError("dataset.kind is 'target', but dataset.target names no function")
         if self.kind == "tokens" and self.path is None:
             raise UsageError("dataset.kind is 'tokens', but dataset.path names no file")
-
-    def _implied(self) -> str:
-        if self.target is not None:
-            return "target"
-        return self.kind if self.path is None else "tokens"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 import sys
 import time
@@ -27,8 +26,6 @@ from orchestrator.head.start.request import resolve
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.experiments import check_name
-
-ONE_WORD = re.compile(r"[A-Za-z0-9_.,:@%+=/\[\]*&|()!~^-]+")
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ def quoted(option: str) -> str:
     """Quote an option as Slurm reads it: like a shell, but without escapes inside quotes."""
     if "\n" in option or ('"' in option and "'" in option):
         raise UsageError(f"{option!r} cannot be written into a batch file")
-    if ONE_WORD.fullmatch(option):
+    if shlex.quote(option) == option:
         return option
     return f"'{option}'" if "'" not in option else f'"{option}"'
 
