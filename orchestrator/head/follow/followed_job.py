@@ -151,7 +151,6 @@ class FollowedJob:
             self.announce_end(f"{failure.who}: {what}")
 
     def give_up_on(self, loss: Failure) -> None:
-        log.info("%s: given up: %s", loss.who, loss.message)
         self.end.outcome = Outcome.LOST
         self.failures.append(loss)
         self.announce_end(f"{loss.who}: {loss.message}")

@@ -66,7 +66,6 @@ class Reports:
     def _(self, updates: Connected, node: NodeState) -> None:
         self.set_clock(node, updates.clock)
         if node.lost_since:
-            log.info("%s is back after %.1f s", node.who, node.away)
             say(styled(f"{node.who} is back after {node.away:.0f} s", DONE))
         node.lost_since = 0.0
 

@@ -171,7 +171,10 @@ def safe(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Log a message for the user, and pass it to the listener of heard_by(), else print it."""
+    """Log a message for the user, and pass it to the listener of heard_by(), else print it.
+
+    A caller does not log the same fact: head.log has what is said.
+    """
     # The mark keeps the record off the terminal, which has the message itself.
     log.debug("says: %s", printable(text), extra={"shown": True})
     (listeners[-1] if listeners else on_the_screen)(hiding.hidden(text))

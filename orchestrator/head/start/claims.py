@@ -247,7 +247,6 @@ def wait(
                 place = QueuePlace(*reach_again(reach))
                 continue
             if why != said:
-                log.info("waits: %s", why)
                 say(why)
             said = why
             time.sleep(pause)
