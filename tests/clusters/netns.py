@@ -16,6 +16,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -335,11 +336,13 @@ class NetnsCluster(Faults):
             f"mount --bind {shlex.quote(str(self.directory / 'hosts'))} /etc/hosts",
             "ip -batch - <<< $'" + "\\n".join(lines) + "'",
         ]
-        for place in [*self.tmpfs, *([] if self.home_path in self.tmpfs else [self.home_path])]:
+        # The home first: TMPDIR may be below it, and with it the private disks.
+        for place in [*([] if self.home_path in self.tmpfs else [self.home_path]), *self.tmpfs]:
             new = f"-t tmpfs -o size={self.tmpfs_size} private"
             if place not in self.tmpfs:
                 new = f"--bind {shlex.quote(str(self.node(i) / 'home'))}"
-            kept = [self.node(i), CLONE, Path(sys.base_prefix), Path(sys.prefix)]
+            prefixes = (sys.base_prefix, sys.prefix, tempfile.gettempdir())
+            kept = [self.node(i), CLONE, *map(Path, prefixes)]
             steps += cover(place, new, kept)
         return " && ".join(steps)
 

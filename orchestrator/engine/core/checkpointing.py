@@ -152,9 +152,9 @@ class Checkpointing:
         here = loaded is not None and all(gather(loaded.path.parent == directory))
         if asked.asks_to_save and not here:
             search.refuse_later(directory, self.state.step)
-        in_background = self.parts.config.checkpoint.asynchronous
+        config = self.parts.config.checkpoint
         checkpoints = self._store(
-            directory, asked.keep, background=in_background, url=self.parts.config.checkpoint.mirror
+            directory, asked.keep, background=config.asynchronous, url=config.mirror
         )
         if loaded is not None and here:
             checkpoints.last_saved = loaded.step
@@ -187,12 +187,13 @@ class Checkpointing:
 
         The other ranks receive their part when it is loaded.
         """
-        path = together(
-            lambda: mirror.fetch(url, directory, self.say),
-            here=self.parts.ranks.rank == 0,
-            said=lambda error: CheckFailed(f"{url}: {error}"),
+        path = from_rank_0(
+            together(
+                lambda: mirror.fetch(url, directory, self.say),
+                here=self.parts.ranks.rank == 0,
+                said=lambda error: CheckFailed(f"{url}: {error}"),
+            )
         )
-        path = from_rank_0(path)
         return None if path is None else str(path)
 
     def _store(

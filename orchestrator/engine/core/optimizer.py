@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -37,44 +39,66 @@ from orchestrator.engine.sharding.mesh import Mesh
 
 
 class Together(Optimizer):
-    """Several optimizers that step one after the other."""
+    """Several optimizers that step one after the other. Each keeps its own state and groups."""
 
     def __init__(self, parts: Sequence[Optimizer]) -> None:
         self.parts = list(parts)
         super().__init__([group for part in parts for group in part.param_groups], {})
-        for part in self.parts:
-            self.state.update(part.state)
-        self._share()
+        for part in parts:
+            part.register_load_state_dict_post_hook(self.show)
+        self.show()
 
-    def _share(self) -> None:
-        first = 0
-        for part in self.parts:
-            last = first + len(part.param_groups)
-            groups = self.param_groups[first:last]
-            part.state, part.param_groups = self.state, groups
-            first = last
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Pass the state that load_state_dict() has read on to the parts."""
-        super().__setstate__(state)
-        self._share()
+    def show(self, *_: Any) -> None:
+        """Show the parts' present state and groups to schedulers and to torch's own calls."""
+        shown = {key: kept for part in self.parts for key, kept in part.state.items()}
+        self.state = defaultdict(dict, shown)
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for part in self.parts:
             step_optimizer(part)
+        self.show()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the parts' state dicts as one, with parameters numbered through all parts."""
+        joined: dict[str, Any] = {"state": {}, "param_groups": [], "parts": []}
+        numbers = itertools.count()
+        for part in self.parts:
+            own, numbered = part.state_dict(), [next(numbers) for _ in parameters_of(part)]
+            rest = dict(own.get("state", {}))
+            joined["state"] |= {new: rest.pop(n) for n, new in enumerate(numbered) if n in rest}
+            joined["param_groups"] += [
+                {**group, "params": [numbered[n] for n in group["params"]]}
+                for group in own.get("param_groups", [])
+            ]
+            # What belongs to no parameter stays apart, because two parts may use the same keys.
+            apart = {"state": rest, "param_groups": []}
+            joined["parts"].append({key: apart.get(key, value) for key, value in own.items()})
+        return joined
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        # torch's own calls leave out what belongs to no parameter.
+        joined = {**self.state_dict(), **state_dict}
+        groups, state = iter(joined["param_groups"]), joined["state"]
+        for part, own in zip(self.parts, joined["parts"], strict=True):
+            mine = [next(groups) for _ in part.param_groups if "param_groups" in own]
+            known = {n: state[n] for group in mine for n in group["params"] if n in state}
+            read = {"state": {**own.get("state", {}), **known}, "param_groups": mine}
+            part.load_state_dict({key: read.get(key, value) for key, value in own.items()})
 
 
-def one_of_several(optimizer: Any) -> Any:
-    """Return a list of optimizers as one that steps all of them; anything else unchanged."""
-    if not isinstance(optimizer, (list, tuple)):
-        return optimizer
-    names = "+".join(type(part).__name__ for part in optimizer)
-    return type(names, (Together,), {"__module__": __name__})(optimizer)
+def one_of_several(optimizer: Any) -> Optimizer:
+    """Return a list of optimizers as one that steps all of them; an optimizer unchanged."""
+    if isinstance(optimizer, (list, tuple)):
+        names = "+".join(type(part).__name__ for part in optimizer)
+        optimizer = type(names, (Together,), {"__module__": __name__})(optimizer)
+    return cast(Optimizer, optimizer)
 
 
-def parts_of(optimizer: Optimizer) -> list[Optimizer]:
-    """Return the optimizers in a Together, or a list of only the optimizer itself."""
-    return optimizer.parts if isinstance(optimizer, Together) else [optimizer]
+def parts_of(optimizer: Any) -> list[Any]:
+    """Return the optimizers in a list or a Together, or a list of only the optimizer itself."""
+    several = optimizer.parts if isinstance(optimizer, Together) else optimizer
+    return [*several] if isinstance(several, (list, tuple)) else [optimizer]
 
 
 def parameters_of(optimizer: Optimizer) -> list[nn.Parameter]:
@@ -129,7 +153,8 @@ def redistributed(tensor: Any, like: Any = None) -> Any:
     return tensor.redistribute(placements=whole if like is None else like.placements)
 
 
-Factory = Callable[[list[nn.Parameter]], Optimizer]
+# It returns an optimizer, or a list of several.
+Factory = Callable[[list[nn.Parameter]], Any]
 
 # Settings that choose how a step is computed, not its result.
 HOW = ("fused", "foreach", "capturable", "differentiable")
@@ -147,7 +172,7 @@ def configured(config: Config, model: nn.Module) -> Factory:
     wanted, momentum = config.optimizer, config.optimizer.momentum
     hidden = hidden_of(model, config) if wanted.name == "muon" else set()
 
-    def make(parameters: list[nn.Parameter]) -> Optimizer:
+    def make(parameters: list[nn.Parameter]) -> Any:
         names = {id(parameter): name for name, parameter in plain_names.parameters(model)}
         matrices = [p for p in parameters if names[id(p)] in hidden]
         rest = [p for p in parameters if names[id(p)] not in hidden]
@@ -169,8 +194,7 @@ def configured(config: Config, model: nn.Module) -> Factory:
             momentum=0.95 if momentum is None else momentum,
             adjust_lr_fn=wanted.adjust_lr,
         )
-        made: Optimizer = one_of_several([of_matrices, adamw(groups)]) if groups else of_matrices
-        return made
+        return [of_matrices, adamw(groups)] if groups else of_matrices
 
     return make
 
@@ -190,29 +214,30 @@ def hidden_of(model: nn.Module, config: Config) -> set[str]:
 
 
 def bound(
-    optimizer: Optimizer | Factory,
+    optimizer: Any,
     names: Mapping[int, str],
     now: Mapping[str, nn.Parameter],
     name: str,
 ) -> Optimizer:
     """Rebind an optimizer from the parameters that it was made with to those of the sharded model.
 
-    If it is a function, call it with the trained parameters, or only those of the model `name`.
+    It may be a list of several. If it is a function, call it with the trained parameters, or only
+    those of the model `name`.
     """
     if callable(optimizer):
         prefix = f"{name}." if name else ""
         wanted = [p for key, p in now.items() if p.requires_grad and key.startswith(prefix)]
         optimizer, names = optimizer(wanted), {id(p): key for key, p in now.items()}
-    if not isinstance(optimizer, Optimizer):
-        raise UsageError(
-            f"optimizer is {kind(optimizer)}, not an optimizer of torch's",
-            "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
-        )
-    for group in optimizer.param_groups:
-        move(optimizer, group, names, now)
     for part in parts_of(optimizer):
+        if not isinstance(part, Optimizer):
+            raise UsageError(
+                f"optimizer is {kind(part)}, not an optimizer of torch's",
+                "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
+            )
+        for group in part.param_groups:
+            move(part, group, names, now)
         refuse_other_calls(part)
-    return optimizer
+    return one_of_several(optimizer)
 
 
 def is_summed(parameter: nn.Parameter, mesh: Mesh) -> bool:
@@ -397,9 +422,8 @@ def schedule(config: SchedulerConfig, step: int, max_steps: int) -> float:
         return step / warmup
     if config.name == "constant":
         return 1.0
-    start = warmup
-    if config.name == "wsd":
-        start = max(warmup, total - (config.decay_steps or max(1, total // 5)))
+    decay = (config.decay_steps or max(1, total // 5)) if config.name == "wsd" else total
+    start = max(warmup, total - decay)
     done = min(1.0, max(0.0, (step - start) / max(1, total - start)))
     low = config.min_lr_ratio
     if config.name == "cosine":

@@ -19,7 +19,7 @@ from orchestrator.common.files import expanded
 from orchestrator.config.schema import Config, TrainingConfig
 from orchestrator.engine.core import settings
 from orchestrator.engine.core.kept import AuxiliaryState
-from orchestrator.engine.core.optimizer import configured, one_of_several, schedule
+from orchestrator.engine.core.optimizer import configured, parts_of, schedule
 from orchestrator.engine.core.settings import TrainerSettings
 from orchestrator.engine.core.step import Steppers
 from orchestrator.engine.data.batch import Micro
@@ -183,8 +183,7 @@ def of_config(config: Config, everyone: Ranks) -> Parts:
     model = build.build(config)
     optimizer = configured(config, model)
     fill = filler(model, config.model.weights, config, everyone)
-    strategy = config.fsdp.sharding_strategy
-    shape, whole = mesh.distribute(model, strategy, everyone, config, fill)
+    shape, whole = mesh.distribute(model, config.fsdp.sharding_strategy, everyone, config, fill)
     steppers = Steppers(
         {"": optimizer},
         {},
@@ -243,8 +242,7 @@ def trained_of(given: TrainerSettings) -> Trained:
             raise UsageError(
                 f"a Trainer needs {lacking}", f"Trainer(model, optimizer, loss), or {FOR_EXAMPLE}"
             )
-        optimizer = one_of_several(given.optimizer)
-        return given.model, {"": optimizer}, {"": given.scheduler}
+        return given.model, {"": given.optimizer}, {"": given.scheduler}
     one = any(each is not None for each in (given.model, given.optimizer, given.scheduler))
     if one or not given.models or not given.optimizers:
         raise UsageError(
@@ -277,7 +275,6 @@ def several_by_name(
 ) -> Trained:
     """Return several models as one. Refuse a parameter in two optimizers; freeze those in none."""
     model = Models(models)
-    optimizers = {name: one_of_several(each) for name, each in optimizers.items()}
     names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
     # The name of the optimizer of each parameter.
     trained: dict[int, str] = {}
@@ -297,8 +294,9 @@ def several_by_name(
 
 def parameters_of(name: str, optimizer: Any, model: nn.ModuleDict) -> list[nn.Parameter]:
     """Return the parameters of an optimizer; a function's are those of the model of its name."""
-    if isinstance(optimizer, Optimizer):
-        return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    parts = parts_of(optimizer)
+    if all(isinstance(part, Optimizer) for part in parts):
+        return [p for part in parts for group in part.param_groups for p in group["params"]]
     if callable(optimizer) and name in model:
         return [parameter for parameter in model[name].parameters() if parameter.requires_grad]
     raise UsageError(

@@ -284,7 +284,6 @@ def request_of(
     bounded("patience", patience, least=1)
     bounded("keep", keep, least=1)
     checkpoint, training = config.checkpoint, config.training
-    set_keys = keys.get("checkpoint", {})
     limits = limits_of(training, parse_period("max_period", max_period))
     if epochs is None and not limits:
         raise UsageError(
@@ -296,7 +295,9 @@ def request_of(
     best, patience = best or checkpoint.best, patience or training.patience
     named = save_to or checkpoint.directory
     asks = bool(saving or best or save_to or (named and not built_in))
-    by_config = "at_end" in set_keys or (built_in and (asks or named or outputs_directory()))
+    by_config = "at_end" in keys.get("checkpoint", {}) or (
+        built_in and (asks or named or outputs_directory())
+    )
     at_end = checkpoint.at_end if by_config else asks
     refuse_lone(best, patience, keep, saves=asks or at_end)
     return TrainingRequest(

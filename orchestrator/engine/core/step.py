@@ -163,8 +163,7 @@ class Stepper:
                     # One that draws random numbers draws the same on each copy and a resume.
                     seed_all(self.training.seed, step)
                 step_optimizer(self.optimizer)
-        first: float | Tensor = math.nan if lr is None else lr * lr_factor
-        return first
+        return math.nan if lr is None else lr * lr_factor
 
     def _multiply(self, factor: float | Tensor) -> None:
         dense = []

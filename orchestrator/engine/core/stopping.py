@@ -149,8 +149,7 @@ def parse_period(name: str, period: str | None) -> Duration | None:
     amount, unit = parts
     if letter := text.time_unit(unit):
         return Duration(amount * text.SECONDS[letter], "seconds")
-    plain = unit.lower().removesuffix("s")
-    if count := COUNTS.get(unit.lower()) or COUNTS.get(plain):
+    if count := COUNTS.get(unit.lower().removesuffix("s")):
         return Duration(amount, count)
     known = ["seconds", "minutes", "hours", "days", "epochs", "steps"]
     raise UsageError(f"{name} is {period!r}: {unit!r} is not a unit{nearest(unit.lower(), known)}")
@@ -247,10 +246,8 @@ class Best:
     """Compare each evaluation, or each epoch, with the best one before it."""
 
     def __init__(self, wanted: str | None, patience: int | None, state: TrainState) -> None:
-        self.metric: str | None = None
-        self.lowest = False
-        if wanted:
-            self.metric, self.lowest = best_metric("best", wanted)
+        self.metric: str | None
+        self.metric, self.lowest = best_metric("best", wanted) if wanted else (None, False)
         self.patience, self.state = patience, state
 
     def refuse_unknown(self, names: Iterable[str]) -> None:
@@ -360,9 +357,11 @@ class StopPolicy:
         self.save = bool(save) or self._due(self.saving, seconds, "steps", "epochs")
         self.evaluate = bool(evaluate) or self._due(self.evaluating, seconds, "steps")
         self.keep, self.profile = bool(requested[KEEP]), requested[PROFILE]
+        # All ranks agree on whether a min_period is over that is not in seconds.
+        by_count = self.least is None or self.least.unit != "seconds"
         if limit := self._over("steps"):
             state.ended = state.ended or limit.reason
-        elif self.enough and not epoch_over and self._may_end_by_count():
+        elif self.enough and not epoch_over and by_count and self._may_end():
             state.ended = state.ended or self.enough_reason
         if not self.first:
             return
@@ -430,10 +429,6 @@ class StopPolicy:
     def _may_end(self) -> bool:
         state = self.state
         return self.least is None or self.least.over(self.seconds(), state.step, state.epoch)
-
-    def _may_end_by_count(self) -> bool:
-        """Return True if min_period is not in seconds and is over: all ranks agree on that."""
-        return (self.least is None or self.least.unit != "seconds") and self._may_end()
 
     def _over(self, *units: str) -> Limit | None:
         state, seconds = self.state, self.seconds()

@@ -97,8 +97,7 @@ class Profile:
             enabled=True, wait=0, warmup=1, active=min(steps, asked.MOST_STEPS)
         )
         first = after + 1 + wanted.steps_before
-        directory = self._directory / f"step_{first:08d}"
-        recording = Recording(wanted, directory, first, asked=True)
+        recording = Recording(wanted, self._directory / f"step_{first:08d}", first, asked=True)
         self.requests.notify(asked.TRACING, (first, recording.last))
         self._say(f"a head asks for a profile: steps {first} to {recording.last} are traced")
         self._start(recording)
@@ -140,9 +139,14 @@ class Profile:
             # The profiler only accepts metadata while it records.
             if self._left == 1:
                 node, host = self._ranks.nodes[self._ranks.rank]
-                about: dict[str, Any] = {"rank": self._ranks.rank, "node": node, "host": host}
-                about |= {"world": self._ranks.world}
-                about |= {"first": recording.first, "last": recording.last}
+                about = {
+                    "rank": self._ranks.rank,
+                    "node": node,
+                    "host": host,
+                    "world": self._ranks.world,
+                    "first": recording.first,
+                    "last": recording.last,
+                }
                 self._profiler.add_metadata_json("orchestrator", json.dumps(about))
             # After the last step this ends the recording.
             self._profiler.step()

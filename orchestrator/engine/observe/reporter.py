@@ -273,10 +273,8 @@ class Reporter:
     def saves(self, step: int, done: list[tuple[int, int, float]]) -> None:
         """Write a line for each checkpoint that is complete now; pruning removes no line."""
         for saved, size, seconds in done:
-            spent = round(seconds, 3)
-            self.file.write(
-                {"step": step, "saved_step": saved, "saved_bytes": size, "saved_s": spent}
-            )
+            record = {"step": step, "saved_step": saved, "saved_bytes": size}
+            self.file.write({**record, "saved_s": round(seconds, 3)})
         done.clear()
 
     def _write(self, record: Mapping[str, float | None]) -> None:

@@ -6,6 +6,7 @@ start with weights from a file, each rank reads its own rows.
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import re
@@ -141,7 +142,8 @@ def configs_of(model: Any, class_name: str) -> dict[str, str]:
     if hasattr(model, "peft_config"):
         # With the config of the base model, a loader would look for its weights.
         return {}
-    config: Any = getattr(model, "config", None)
+    # A copy, because the model's own config stays as the user made it.
+    config: Any = copy.copy(getattr(model, "config", None))
     if hasattr(config, "save_pretrained"):
         config.architectures = [class_name]
     return _texts_of(config) | _texts_of(getattr(model, "generation_config", None))

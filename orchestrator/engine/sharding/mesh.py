@@ -75,15 +75,14 @@ def make(config: Config, ranks: Ranks) -> Mesh:
             " the model",
             'strategy="ddp" (fsdp.sharding_strategy), or leave it out',
         )
-    size = ranks.world
+    shape: tuple[int, ...] = (ranks.world,)
     if strategy == "hybrid_shard":
         size = group_size([node for node, _ in ranks.nodes], config.fsdp.shard_size)
-    copies = ranks.world // size
-    shape = (copies, size) if strategy == "hybrid_shard" else (size,)
+        shape = (ranks.world // size, size)
     names = ("replicate", "shard")[-len(shape) :]
     mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
     wait_as_long(config, *mesh.get_all_groups())
-    return Mesh(strategy, copies, mesh)
+    return Mesh(strategy, ranks.world // shape[-1], mesh)
 
 
 def in_words(mesh: Mesh, ranks: Ranks) -> str:
@@ -119,13 +118,12 @@ def spread(
         model, blocks_of(model, config.fsdp.wrap), config.training.activation_checkpointing
     )
     if config.compile.enabled:
-        compile_config = config.compile
         for block in blocks or parts_of(model) or [model]:
             block.compile(
-                backend=compile_config.backend,
-                fullgraph=compile_config.fullgraph,
-                dynamic=compile_config.dynamic,
-                **({"mode": compile_config.mode} if compile_config.mode else {}),
+                backend=config.compile.backend,
+                fullgraph=config.compile.fullgraph,
+                dynamic=config.compile.dynamic,
+                **({"mode": config.compile.mode} if config.compile.mode else {}),
             )
     if mesh.mesh is not None:
         shard(model, blocks, mesh, ranks, config)

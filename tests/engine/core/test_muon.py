@@ -139,10 +139,11 @@ def test_config_gives_muon_matrices_of_blocks() -> None:
     config = parse.build(Config, {"optimizer": keys})
     model = build.build(config)
     names = {id(p): name for name, p in plain_names.parameters(model)}
-    optimizer = configured(config, model)(list(model.parameters()))
+    parts = configured(config, model)(list(model.parameters()))
     groups = [
         ({names[id(p)] for p in group["params"]}, group["lr"], group["weight_decay"])
-        for group in optimizer.param_groups
+        for part in parts
+        for group in part.param_groups
     ]
     assert [group[1:] for group in groups] == [(2e-2, 0.1), (1e-3, 0.1), (1e-3, 0.0)]
     (hidden, *_), (wide, *_), (vectors, *_) = groups
@@ -151,7 +152,7 @@ def test_config_gives_muon_matrices_of_blocks() -> None:
     } - {n for n in names.values() if "norm" in n}
     assert wide == {"embedding.weight", "head.weight"}
     assert all("norm" in name for name in vectors)
-    assert {type(part) for part in optimizer.parts} == {torch.optim.Muon, AdamW}  # type: ignore[attr-defined]
+    assert {type(part) for part in parts} == {torch.optim.Muon, AdamW}
 
 
 def test_muon_refuses_model_without_blocks() -> None:
@@ -164,12 +165,13 @@ def test_muon_refuses_model_without_blocks() -> None:
 
 
 def test_list_of_optimizers_calls_each_as_alone() -> None:
-    """Its hooks, its zero_grad() and its modes; a scheduler sees all groups."""
+    """Its hooks are called, and it keeps its own state and groups; a scheduler sees all groups."""
     model, heard = net(), []
     parts: list[Optimizer] = [
         torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=1e-2),
         AdamW([p for p in model.parameters() if p.dim() != 2], lr=1e-3),
     ]
+    before = [(vars(part), dict(vars(part))) for part in parts]
     for part in parts:
         part.register_step_post_hook(lambda which, *_: heard.append(type(which).__name__))
     falls = torch.optim.lr_scheduler.ExponentialLR
@@ -178,6 +180,7 @@ def test_list_of_optimizers_calls_each_as_alone() -> None:
     )
     trained(trainer, max_period="2 steps")
     assert heard == ["Muon", "AdamW"] * 2
+    assert all(now[name] is kept for now, was in before for name, kept in was.items())
     assert [part.param_groups[0]["lr"] for part in parts] == [1e-2 / 4, 1e-3 / 4]
     assert type(trainer.optimizer).__name__ == "Muon+AdamW"
     with pytest.raises(UsageError, match="the scheduler belongs to another optimizer"):

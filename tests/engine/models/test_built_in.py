@@ -53,18 +53,18 @@ def test_first_weights_are_independent_of_mesh(
     tmp_path: Path, base: Any, sharded: tuple[list[int], dict[str, Any]]
 ) -> None:
     """They are made shard by shard; the losses from the first on are those of one process."""
-    tied = {"model": {"tie_embeddings": True}} if base is DECODER else {}
+    # AdamW divides by the size of gradients, which turns the rounding of their sums into steps.
+    own = {"optimizer": {"name": "sgd", "lr": 0.1}, "model": {"tie_embeddings": base is DECODER}}
     nodes, how = sharded
     jobs = [
-        job(tmp_path, "alone", [1], base, tied),
-        job(tmp_path, "sharded", nodes, base, tied, how),
-        job(tmp_path, "ddp", [2], base, tied, fsdp("ddp")),
+        job(tmp_path, "alone", [1], base, own),
+        job(tmp_path, "sharded", nodes, base, own, how),
+        job(tmp_path, "ddp", [2], base, own, fsdp("ddp")),
     ]
     assert run(*jobs) == [[0] * sum(one.nodes) for one in jobs]
     for other in jobs[1:]:
-        assert losses(other) == pytest.approx(losses(jobs[0]), abs=1e-5), other.directory
-        # Other instructions of one processor move the norms of one process by 6e-4.
-        assert norms(other) == pytest.approx(norms(jobs[0]), abs=1e-4), other.directory
+        assert losses(other) == pytest.approx(losses(jobs[0]), abs=2e-6), other.directory
+        assert norms(other) == pytest.approx(norms(jobs[0]), abs=2e-6), other.directory
 
 
 def options(section: str, **values: Any) -> dict[str, Any]:

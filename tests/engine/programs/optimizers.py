@@ -146,6 +146,12 @@ def matrices(parameters: Any) -> Optimizer:
     return torch.optim.Muon([p for p in parameters if p.dim() == 2], lr=1e-2)
 
 
+def listed(parameters: Any) -> Any:
+    """Two of a kind, which keep state under the same key, beside one that adds an attribute."""
+    every = list(parameters)
+    return one_of_several([Shared(every[:2]), Attribute(every[2:4]), Shared(every[4:])])
+
+
 def both(parameters: Any) -> Any:
     """Muon for matrices, and AdamW for the rest."""
     every = list(parameters)
@@ -160,6 +166,7 @@ OWN = {
     "attribute": Attribute,
     "shared": Shared,
     "inner": Inner,
+    "listed": listed,
     "norms": Norms,
     "momentum": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),
     "amsgrad": lambda parameters: AdamW(parameters, lr=torch.tensor(1e-2), amsgrad=True),
