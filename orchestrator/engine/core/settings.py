@@ -284,6 +284,7 @@ def request_of(
     bounded("patience", patience, least=1)
     bounded("keep", keep, least=1)
     checkpoint, training = config.checkpoint, config.training
+    set_keys = keys.get("checkpoint", {})
     limits = limits_of(training, parse_period("max_period", max_period))
     if epochs is None and not limits:
         raise UsageError(
@@ -295,9 +296,7 @@ def request_of(
     best, patience = best or checkpoint.best, patience or training.patience
     named = save_to or checkpoint.directory
     asks = bool(saving or best or save_to or (named and not built_in))
-    by_config = "at_end" in keys.get("checkpoint", {}) or (
-        built_in and (asks or named or outputs_directory())
-    )
+    by_config = "at_end" in set_keys or (built_in and (asks or named or outputs_directory()))
     at_end = checkpoint.at_end if by_config else asks
     refuse_lone(best, patience, keep, saves=asks or at_end)
     return TrainingRequest(
@@ -336,11 +335,16 @@ def refuse_lone(best: str | None, patience: int | None, keep: int | None, *, sav
 def limits_of(training: TrainingConfig, most: Duration | None) -> list[Limit]:
     limits = [Limit(most, "max_period is over")] if most else []
     if training.max_steps != UNENDING:
-        steps = Duration(training.max_steps, "steps")
-        limits.append(Limit(steps, f"training.max_steps ({training.max_steps}) is reached"))
+        limits.append(
+            Limit(
+                Duration(training.max_steps, "steps"),
+                f"training.max_steps ({training.max_steps}) is reached",
+            )
+        )
     if minutes := training.max_minutes:
-        reason = f"training.max_minutes ({minutes:g}) are over"
-        limits.append(Limit(Duration(minutes * 60, "seconds"), reason))
+        limits.append(
+            Limit(Duration(minutes * 60, "seconds"), f"training.max_minutes ({minutes:g}) are over")
+        )
     return limits
 
 

@@ -353,9 +353,8 @@ class StopPolicy:
         state, seconds = self.state, self.seconds()
         requested = self.vote.result()
         self._hear(requested)
-        save, evaluate = requested[SAVE], requested[EVALUATE]
-        self.save = bool(save) or self._due(self.saving, seconds, "steps", "epochs")
-        self.evaluate = bool(evaluate) or self._due(self.evaluating, seconds, "steps")
+        self.save = bool(requested[SAVE]) or self._due(self.saving, seconds, "steps", "epochs")
+        self.evaluate = bool(requested[EVALUATE]) or self._due(self.evaluating, seconds, "steps")
         self.keep, self.profile = bool(requested[KEEP]), requested[PROFILE]
         # All ranks agree on whether a min_period is over that is not in seconds.
         by_count = self.least is None or self.least.unit != "seconds"
