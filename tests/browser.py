@@ -1,7 +1,5 @@
 """A real Chromium that a test drives: pages that stay connected, clicks, keys, pictures."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -51,7 +49,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Log"):
             self.ask(f"{domain}.enable")
 
-    def __enter__(self) -> Browser:
+    def __enter__(self) -> "Browser":
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Drives the installed commands as a user does: a process, its output as it comes, its end."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -85,7 +83,7 @@ class Command:
                 return self.process.wait(timeout=10)
             self.lines.append(line)
 
-    def ends(self, code: int = 0) -> Command:
+    def ends(self, code: int = 0) -> "Command":
         """Wait for its end, which must have this exit code."""
         found = self.finish()
         assert found == code, self.text
@@ -137,7 +135,6 @@ class Head:
         return self.command("master_launch", *words, **env)
 
     def run(self, *words: str, **env: str) -> Command:
-        """A launch to its end, which has to be a good one."""
         return self.launch(*words, **env).ends()
 
     def script(self, name: str, text: str) -> str:

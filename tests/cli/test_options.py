@@ -1,7 +1,5 @@
 """A launch's options are defined once; help, config and records use the same set."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import logging

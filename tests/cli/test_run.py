@@ -52,7 +52,6 @@ def test_interrupt_leaves_no_partial_file(tmp_path: Path) -> None:
 
 
 def test_full_disk_behind_output_is_reported_once(tmp_path: Path) -> None:
-    """It is said once, and the exit code tells that the file is not whole."""
     (tmp_path / "list").write_text("127.0.0.1\n127.0.0.2\n")
     done = sh(f"{ORCHESTRATOR} ls > /dev/full", tmp_path)
     assert done.returncode == 2

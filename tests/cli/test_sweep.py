@@ -1,7 +1,5 @@
 """The arguments of `orchestrator sweep`, before any file is read."""
 
-from __future__ import annotations
-
 import pytest
 
 from orchestrator.cli.options import ours

@@ -142,7 +142,6 @@ class Faults:
         (self.home(i) / ".bashrc").write_text('cat "$HOME/noise"\n')
 
     def quiet_rc(self, i: int) -> None:
-        """No noise any more."""
         (self.home(i) / ".bashrc").unlink()
 
     def _restart(self, i: int) -> None:

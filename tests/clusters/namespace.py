@@ -50,7 +50,6 @@ def only_child(pid: int) -> int:
 
 
 def inside(pid: int, argv: Sequence[str], said: str = "") -> None:
-    """Run a network tool in the network of `pid`."""
     done = subprocess.run(
         ["nsenter", "--target", str(pid), "--net", *argv],
         input=said,

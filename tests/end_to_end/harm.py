@@ -68,7 +68,6 @@ class Harm:
         return self.cluster.addresses.index(self.head.record["nodes"][node]["address"])
 
     def kill_rank(self, node: int) -> bool:
-        """Kill the rank of a node, if there is one."""
         return self.kill(node, ["pkill", "-KILL", "-x", f"rank{node}"])
 
     def kill_started(self, node: int, what: str) -> bool:

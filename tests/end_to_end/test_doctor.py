@@ -58,7 +58,6 @@ def examine(head: Head, *words: str, code: int) -> list[dict[str, Any]]:
 
 
 def only(findings: list[dict[str, Any]], check: str, level: str, *nodes: str) -> dict[str, Any]:
-    """There is exactly this one."""
     assert [(one["check"], one["level"]) for one in findings] == [(check, level)], findings
     assert sorted(findings[0]["nodes"]) == sorted(nodes)
     return findings[0]

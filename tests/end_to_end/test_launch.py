@@ -39,7 +39,6 @@ def told(head: Head) -> dict[str, object]:
 
 
 def test_ranks_meet_and_logs_are_fetched(head: Head) -> None:
-    """Also where nodes have different numbers of ranks."""
     first, second = head.cluster.addresses
     head.node_list = head.cluster.write_list([f"{first} slots=1", f"{second} slots=3"])
     command = head.run(head.script("sum.py", ALL_REDUCE))

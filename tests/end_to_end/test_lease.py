@@ -35,7 +35,6 @@ def lonely(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> Head:
 
 
 def wait_until(condition: Callable[[], Any], patience: float) -> float:
-    """How long it took."""
     began = time.monotonic()
     while not condition():
         assert time.monotonic() - began < patience, f"not within {patience} s"

@@ -118,7 +118,6 @@ def test_verify_fails_on_wrong_result(head: Head) -> None:
     ],
 )
 def test_verify_refuses_invalid_options(tmp_path: Path, words: list[str], expected: str) -> None:
-    """Before any node is asked."""
     (tmp_path / "node_ip_list.txt").write_text("127.0.0.1:1\n")
     command = Command([str(BIN / "orchestrator"), "verify", *words], tmp_path, {}).ends(2)
     assert expected in command.text

@@ -27,7 +27,6 @@ def net(*, frozen: bool = False) -> nn.Module:
 
 
 def data(poisoned: slice = NONE) -> TensorDataset:
-    """Samples, of which some are no numbers."""
     draw = torch.Generator().manual_seed(1)
     x = torch.randn(STEPS * BATCH, 6, generator=draw)
     y = torch.sin(x @ torch.randn(6, 4, generator=draw))
@@ -111,8 +110,6 @@ def clip_norm(optimizer: Optimizer, *_: Any) -> None:
 
 
 def clipping(make: Make, how: Callable[..., None] = clip) -> Make:
-    """An optimizer with a hook."""
-
     def hooked(parameters: Any) -> Optimizer:
         optimizer = make(parameters)
         optimizer.register_step_pre_hook(how)

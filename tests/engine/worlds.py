@@ -76,7 +76,6 @@ class Job:
 
 
 def run(*jobs: Job) -> list[list[int]]:
-    """The exit codes of all ranks of each job."""
     forker = forking()
     assert forker.stdin is not None
     assert forker.stdout is not None

@@ -107,7 +107,6 @@ def test_failure_ends_all_nodes(machines: Machines) -> None:
 
 @pytest.mark.cluster
 def test_disagreeing_nodes_start_nothing(machines: Machines) -> None:
-    """Both of them; what else may disagree is below."""
     name = machines.script(ENDLESS)
     both = [machines.node(0, name), machines.node(1, name, NNODES="3")]
     assert [command.finish() for command in both] == [3, 3], both[0].text + both[1].text

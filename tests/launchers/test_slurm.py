@@ -67,7 +67,6 @@ print(Cluster().run(work, 5))
 
 @pytest.mark.cluster
 def test_python_program_uses_allocation(login: Login) -> None:
-    """And the ranks there meet."""
     program = login.script(CALLS, "calls.py")
     command = login.command("salloc", "--quiet", "--nodes=2", sys.executable, program)
     assert command.finish() == 0, command.text

@@ -1,7 +1,5 @@
 """Slurm's environment variables are read in Slurm's own spellings."""
 
-from __future__ import annotations
-
 import pytest
 
 from orchestrator.common import slurm_environment

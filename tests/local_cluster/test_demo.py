@@ -1,7 +1,5 @@
 """The demo: a real cluster and a real run, its picture, its end by Ctrl-C, nothing left behind."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

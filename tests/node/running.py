@@ -1,7 +1,5 @@
 """A job on this machine, without a head: a real supervisor on a real run directory."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -125,7 +123,7 @@ class Job:
 
     def start(
         self, spec: dict[str, Any], files: tuple[int, ...] = (), group: Path | None = None
-    ) -> Job:
+    ) -> "Job":
         self.run.create()
         self.run.write_spec(spec_of(spec))
         self.process = subprocess.Popen(
@@ -173,7 +171,6 @@ class Job:
 
     @property
     def output(self) -> dict[str, str]:
-        """Return the output of each stream."""
         log, ranks = Path(self.run.log).read_bytes(), Path(self.run.ranks).read_bytes()
         return {name: data.decode() for name, data in streams(log, ranks).items()}
 

@@ -1,7 +1,5 @@
 """The library on a node: whole, ours alone, and not mixed with what else is in the login's home."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess
@@ -33,7 +31,7 @@ class Pipes:
         self.home, self.before = home, before
         self.sent = 0
 
-    def run(self, command: str, timeout: float) -> Pipes:
+    def run(self, command: str, timeout: float) -> "Pipes":
         line = "; ".join([*self.before, command])
         names = ("PYTHONPATH", "PYTHONSAFEPATH", "ORCHESTRATOR_HOME")
         env = {name: value for name, value in os.environ.items() if name not in names}

@@ -78,7 +78,6 @@ def test_parts_add_up_and_none_is_negative(
     lasting: list[tuple[float, float, float | None, float | None]],
     told: list[tuple[float, float | None, int, float, int, float, float]],
 ) -> None:
-    """Clocks of nodes may say anything."""
     spans, at = [], 0.0
     for number, (pause, lasts, failed, ranks) in enumerate(lasting, 1):
         spans.append(Span(number, at + pause, at + pause + lasts, failed, ranks))

@@ -1,7 +1,5 @@
 """The average of the weights is torch's own, on every layout, and is evaluated in their place."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

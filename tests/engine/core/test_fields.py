@@ -364,7 +364,6 @@ def test_base_config_trains(name: str, observed: Callable[[str], Seen]) -> None:
 
 @pytest.mark.parametrize("name", AGAIN)
 def test_base_config_is_deterministic(name: str, observed: Callable[[str], Seen]) -> None:
-    """Else a difference would say nothing."""
     assert observed(f"base {name}") == observed(f"again {name}")
 
 

@@ -64,7 +64,6 @@ def test_kept_average_resumes_exactly(tmp_path: Path) -> None:
 
 
 def test_kept_buffers_of_loss_resume_exactly(tmp_path: Path) -> None:
-    """Such as the buffers of a loss."""
     program, nodes, env = "centring", [1], {"STRATEGY": "none"}
     whole = job(tmp_path / "whole", "whole", nodes, STEPS, program, env)
     first = job(tmp_path / "apart", "first", nodes, SAVED, program, env)

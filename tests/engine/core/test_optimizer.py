@@ -1,7 +1,7 @@
 """An optimizer is driven by its contract alone: what torch would have it see, it sees here."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,11 +183,6 @@ def test_fp16_scale_is_resumed(tmp_path: Path) -> None:
     assert found == [(2.0**15, 1, 1)] * 2
 
 
-def test_state_is_resumed_on_two_ranks(tmp_path: Path) -> None:
-    said = pair.run(go_on_on_two_ranks, tmp_path)
-    assert said.count("equal") == 2, said
-
-
 def in_layout(name: str, strategy: str) -> dict[str, Any]:
     return {"strategy": strategy, "elementwise": name in ("attribute", "shared")}
 
@@ -226,22 +221,10 @@ def hand_over(**more: Any) -> None:
         torch.testing.assert_close(*states, rtol=0, atol=0)
 
 
-def test_random_draws_are_equal_in_all_copies(tmp_path: Path) -> None:
-    """And after a resume."""
-    said = pair.run(draw_on_two_ranks, tmp_path)
-    assert said.count("equal") == 2, said
-
-
 def draw_on_two_ranks(rank: int, directory: Path) -> None:
     first, *others = gather(trained(made(Noisy, strategy="ddp")))
     again = going_on(Noisy, directory / "noise", strategy="ddp")
     print(max(again, *(far(other, first) for other in others)) or "equal", flush=True)
-
-
-def test_sharded_ranks_accept_elementwise_optimizer_alone(tmp_path: Path) -> None:
-    """And train with it as a loop by hand; anything else is refused when the Trainer is made."""
-    said = pair.run(take_what_is_elementwise, tmp_path)
-    assert said.count("equal") == 2, said
 
 
 def take_what_is_elementwise(rank: int, directory: Path) -> None:
@@ -352,3 +335,13 @@ def test_schedule_free_optimizer_is_refused() -> None:
 
 def test_optimizer_without_learning_rate_trains() -> None:
     trained(made(Rateless))
+
+
+@pytest.mark.parametrize(
+    "program", [go_on_on_two_ranks, draw_on_two_ranks, take_what_is_elementwise]
+)
+def test_two_ranks_equal_plain_loop_or_each_other(
+    program: Callable[[int, Path], None], tmp_path: Path
+) -> None:
+    said = pair.run(program, tmp_path)
+    assert said.count("equal") == 2, said

@@ -1,7 +1,5 @@
 """Each argument does what it says, alone and beside others, or is refused by its name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

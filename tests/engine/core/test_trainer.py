@@ -103,8 +103,6 @@ def test_resume_equals_uninterrupted_run(tmp_path: Path) -> None:
 
 
 def test_resume_on_other_ranks_continues_samples(tmp_path: Path) -> None:
-    """In the middle of an epoch."""
-
     def ended(name: str, nodes: list[int], kept: str, **env: str) -> Any:
         env = {"KEPT": str(tmp_path / kept), **env}
         job = done(tmp_path, name, nodes, "goes_on_elsewhere", env=env)

@@ -16,7 +16,6 @@ PROGRAMS = "tests.engine.programs.samplers"
 
 
 def results(job: Job) -> list[Any]:
-    """Return what each rank has told."""
     (ranks,) = job.nodes
     assert run(job) == [[0] * ranks], job.output()
     return [json.loads((job.path / f"results_{rank}").read_text()) for rank in range(ranks)]

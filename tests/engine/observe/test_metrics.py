@@ -1,7 +1,5 @@
 """Metrics: a planted straggler is found in exposed communication, files survive what disks do."""
 
-from __future__ import annotations
-
 import json
 import math
 import resource
@@ -139,7 +137,7 @@ class Event:
         self.at = stream.now
         Event.recorded += 1
 
-    def elapsed_time(self, later: Event) -> float:
+    def elapsed_time(self, later: "Event") -> float:
         return later.at - self.at
 
     def query(self) -> bool:

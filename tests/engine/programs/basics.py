@@ -75,7 +75,6 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def warmed(model: nn.Module) -> torch.optim.Optimizer:
-    """One that has a past."""
     made = optimizer(model)
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, 0.1)

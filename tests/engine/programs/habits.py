@@ -1,7 +1,5 @@
 """Loaders and habits that people really have; worlds.py calls these with the job's directory."""
 
-from __future__ import annotations
-
 import os
 from collections import UserDict, namedtuple
 from collections.abc import Callable, Iterator
@@ -79,7 +77,7 @@ class Plain:
 class Graph(Plain):
     """As PyG's: it knows how to move itself, and the device only."""
 
-    def to(self, device: torch.device) -> Graph:
+    def to(self, device: torch.device) -> "Graph":
         return Graph(self.x.to(device), self.y.to(device), "moved")
 
 

@@ -1,7 +1,5 @@
 """The list of jobs, read without a node."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

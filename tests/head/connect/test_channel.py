@@ -1,7 +1,5 @@
 """A node runs only the code that is sent to it; this package is not installed there."""
 
-from __future__ import annotations
-
 import fcntl
 import re
 import shutil
@@ -207,7 +205,7 @@ class Pieces:
     def __init__(self, *says: bytes) -> None:
         self.says = list(says)
 
-    def run(self, command: str, timeout: float) -> Pieces:
+    def run(self, command: str, timeout: float) -> "Pieces":
         nonce = re.findall(r"orchestrator-[0-9a-f]{16}", command)[0].encode()
         self.says = [piece.replace(b"NONCE", nonce) for piece in self.says]
         return self

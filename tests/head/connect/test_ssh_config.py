@@ -70,7 +70,6 @@ def test_alias_is_resolved(tmp_path: Path) -> None:
 
 
 def test_host_name_without_block_applies_to_all(tmp_path: Path) -> None:
-    """Odd, and ssh does it: every name is one machine."""
     assert reach(tmp_path, "HostName 10.0.0.7\n", "gpu01").host == "10.0.0.7"
     assert reach(tmp_path, "HostName %h.lan\n", "gpu01").host == "gpu01.lan"
 
@@ -201,7 +200,6 @@ def test_missing_config_is_refused(tmp_path: Path) -> None:
 def test_config_without_ssh_program_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only a config needs it; paramiko connects by itself."""
     monkeypatch.setattr(ssh_config.shutil, "which", lambda _: None)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(ssh_config, "SYSTEM_CONFIG", tmp_path / "none")

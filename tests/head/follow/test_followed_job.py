@@ -81,7 +81,6 @@ def test_stalled_supervisor_is_cause_of_silence(
 
 
 def test_slow_rank_is_recorded_once(tmp_path: Path) -> None:
-    """Also where another head hears of it again."""
     job = followed(tmp_path)
     event = {
         "event": "rank_slow", "time": 2000.0, "rank": 1, "local": 0, "cause": "disk", "who": 1,

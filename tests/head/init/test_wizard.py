@@ -1,7 +1,5 @@
 """The node list that `orchestrator init` makes, with and without a terminal."""
 
-from __future__ import annotations
-
 import os
 import pty
 import select

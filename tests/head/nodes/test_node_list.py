@@ -163,28 +163,23 @@ def test_every_bad_line_is_named_with_first_mistake() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "second"),
-    [
-        ("gpu01", "GPU01"),
-        ("bob@gpu01:22", "bob@gpu01:22 slots=2"),
-        ("::1", "0:0:0:0:0:0:0:1"),
-        ("[fe80::A%eth0]:22", "[fe80:0::a%eth0]:22"),
-        ("gpu[01-03]", "gpu[03-05]"),
-    ],
-)
-def test_duplicate_names_both_lines(first: str, second: str) -> None:
-    ((line, what),) = problems(f"{first}\n#\n{second}")
-    assert line == 3 and "already on line 1" in what
-
-
-@pytest.mark.parametrize(
     ("text", "place", "what"),
     [
+        *(
+            (f"{first}\n#\n{second}", 3, "already on line 1")
+            for first, second in [
+                ("gpu01", "GPU01"),
+                ("bob@gpu01:22", "bob@gpu01:22 slots=2"),
+                ("::1", "0:0:0:0:0:0:0:1"),
+                ("[fe80::A%eth0]:22", "[fe80:0::a%eth0]:22"),
+                ("gpu[01-03]", "gpu[03-05]"),
+            ]
+        ),
         ("# only\n\n  # comments", 1, "names no node"),
         ("# x\nspare1 spare\nb slots=1 spare", 2, "every node is a spare"),
     ],
 )
-def test_list_without_master_is_refused(text: str, place: int, what: str) -> None:
+def test_list_with_duplicate_or_without_master_is_refused(text: str, place: int, what: str) -> None:
     ((line, told),) = problems(text)
     assert line == place and what in told
 

@@ -25,7 +25,6 @@ THREE = [found(f"m_2026010{day}_000000") for day in (1, 2, 3)]
 def chosen(
     experiments: list[PruneEntry], keep: int, older_than: float = 0.0, *, keep_failed: bool = False
 ) -> list[PruneEntry]:
-    """Those that go."""
     copies = [dataclasses.replace(one) for one in experiments]
     copies.sort(key=lambda one: (one.when, one.name), reverse=True)
     choose(copies, NOW, keep, older_than, keep_failed=keep_failed)

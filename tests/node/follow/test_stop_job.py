@@ -45,7 +45,6 @@ WAITS = "import time; print('ready'); time.sleep(1000)"
 def test_stop_kills_after_slow_look(
     job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a busy machine with many processes it may."""
     job.start(job.spec(script(tmp_path, WAITS)))
     wait_until(lambda: job.said("ready"))
     job.supervisor.send_signal(signal.SIGSTOP)

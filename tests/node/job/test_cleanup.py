@@ -32,7 +32,6 @@ def left(home: Path, job: str, node: int = 0, **spec: Any) -> RunDir:
 
 
 def removed(*wanted: tuple[str, int]) -> list[str]:
-    """The problem of each."""
     found = cleanup.remove(wanted, f"/anywhere/{OWN}")
     return [run.problem for run in found.runs]
 
@@ -74,7 +73,6 @@ def test_remove_refuses_running_run(home: Path, job: Job, tmp_path: Path) -> Non
      ("precious", "../../../precious"), ("precious", -1), ("precious", True), ("precious", 1.0)],
 )  # fmt: skip
 def test_remove_refuses_invalid_job_names(home: Path, who: tuple[Any, Any]) -> None:
-    """A record may have been written by anybody."""
     (home / "runs/precious/1").mkdir(parents=True)
     (home / "precious").mkdir()
     try:

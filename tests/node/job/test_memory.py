@@ -1,7 +1,5 @@
 """The guard that ends a rank before memory runs out. A control group stands for a small machine."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

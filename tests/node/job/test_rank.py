@@ -1,7 +1,5 @@
 """Held against the real thing: what `python program args` does, a rank does."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -38,7 +36,7 @@ class Ranks:
     # This is the output of the other ranks.
     others: str = ""
 
-    def read(self) -> Ranks:
+    def read(self) -> "Ranks":
         self.output += read(self.outputs[0]).decode()
         self.others += "".join(read(fd).decode() for fd in self.outputs[1:])
         self._reports += read(self.reports_fd)

@@ -35,7 +35,6 @@ both = pytest.mark.parametrize("start", ["fork", "plain"])
 
 
 def torchrun(start: str, port: int, nproc: int) -> list[str]:
-    """As the plan has it."""
     plain = ["-m", "torch.distributed.run"]
     fork = ["--run-path", "--start-method=fork"] if start == "fork" else []
     return [

@@ -84,7 +84,6 @@ def test_accelerate_restarts_on_same_nodes_alone(kept: RunDir) -> None:
 
 
 def test_missing_spec_is_reported_as_lost_part(kept: RunDir) -> None:
-    """Its disk may be another one now."""
     Path(kept.spec).unlink()
     with pytest.raises(Refusal, match="has lost its part of the job") as lost:
         part_of(Start(place=PLACE))

@@ -90,7 +90,6 @@ def check_out(session: CodeSession, name: str = "x", beside: str = "/nowhere") -
 
 
 def start(session: CodeSession, job: str, workdir: str) -> RunDir:
-    """Start a job in a snapshot."""
     run = run_dir(job, workdir=workdir)
     session.job_started(run, run.read_spec())
     return run

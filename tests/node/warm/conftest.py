@@ -73,7 +73,6 @@ class WarmNode:
         return job, answer
 
     def run(self, text: str, **fields: Any) -> tuple[Job, StartedHere]:
-        """Start a job and wait for its end."""
         job, answer = self.start(text, **fields)
         wait_until(lambda: job.run.last(Ended), "the end of the job")
         wait_until(lambda: not alive(answer.supervisor), "the end of its supervisor")

@@ -32,7 +32,6 @@ def test_invalid_line_hides_no_other(tmp_path: Path, odd: str) -> None:
 
 @pytest.mark.parametrize("more", [0, 1, 50])
 def test_truncated_file_is_read_from_beginning(tmp_path: Path, more: int) -> None:
-    """Also where it is as long as it was, or longer."""
     path = tmp_path / "lines"
     path.write_bytes(b'{"a": 1}\n{"a": 2}\n')
     added = GrowingFile(path)

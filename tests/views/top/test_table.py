@@ -1,7 +1,5 @@
 """A look at all nodes in words."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Numbers reach a tracker once with several senders and repeated sends."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import subprocess
@@ -143,7 +141,7 @@ class Heard:
         self.fails_at = fails_at
         self.moments: list[tuple[int, float]] = []
 
-    def open(self, _: Curves) -> Heard:
+    def open(self, _: Curves) -> "Heard":
         return self
 
     def log(self, _: Mapping[str, float], step: int, moment: float) -> None:

@@ -1,7 +1,5 @@
 """The status line of a job, from its start to its end."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

@@ -1,7 +1,5 @@
 """When a port that cannot be reached is called the cause, and when it is not."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +22,7 @@ class CalledFollower:
     requests: list[Any] = field(default_factory=list)
 
     @property
-    def node(self) -> CalledFollower:
+    def node(self) -> "CalledFollower":
         return self
 
     @property
