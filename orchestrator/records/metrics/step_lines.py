@@ -25,8 +25,6 @@ IS = rf"['\"]?{GAP}(?:[:=#|\[(]{GAP}){{0,2}}['\"]?"
 COLORS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 ANSWER_FILE = re.compile(r"loss|step|iter|update|batch|epoch|round|%\||\[|val|test", re.IGNORECASE)
 LONGEST_CHARACTERS = 2000
-# The last line of transformers has this word, and the mean loss of the run.
-OF_THE_RUN = "train_runtime"
 
 LOSS = re.compile(
     rf"(?<!\w)(?:(\w+)[ _/.-])??loss([/_.][\w/.]*)?(?:[ _](?:train|avg|mean|total|value))?{IS}"
@@ -56,11 +54,13 @@ EVALUATION = re.compile(
 OF_A_VALUE = re.compile(r"[ _][\w@]{1,32}[ :=]")
 # Matches the heading of an evaluation, whose lines may look like those of the training.
 HEADING = re.compile(rf"\b(?:{EVALUATIONS})\b(?!.*(?:loss|[|\[]))", re.IGNORECASE)
-# Matches a row in a table of results, a summary, and the loss in a checkpoint.
+# Matches a row in a table of results, a summary, the loss in a checkpoint, and the mean loss of the
+# run in the last line of transformers.
 NO_POINT = re.compile(
     r"^\s{1,16}[\w/.-]{1,64}\s{1,64}=\s{1,64}\S+\s*$"
     r"|^[\s│┃|]{0,32}[\w/.-]{1,64}\s{3,64}[│┃|]?\s{0,64}[\w.+-]{1,64}\s{0,64}[│┃|]?\s*$"
-    r"|^wandb:|\b(?:load|restor|resum)(?:ed|ing) (?:from|checkpoint|model|weights|the)\b",
+    r"|^wandb:|train_runtime"
+    r"|\b(?:load|restor|resum)(?:ed|ing) (?:from|checkpoint|model|weights|the)\b",
     re.IGNORECASE,
 )
 # The most reliable pattern is first. `warmup_steps` and `step time` do not match.
@@ -154,10 +154,8 @@ class StepReader:
 
     def values(self, line: str) -> dict[str, Any]:
         """Return the step, the losses and further values of a line, or {} if it has no loss."""
-        if not ANSWER_FILE.search(line):
-            return {}
         line = COLORS.sub("", line[:LONGEST_CHARACTERS])
-        if NO_POINT.search(line) or OF_THE_RUN in line:
+        if not ANSWER_FILE.search(line) or NO_POINT.search(line):
             return {}
         if word := EVALUATION.search(line):
             self.evaluates |= bool(HEADING.search(line))
@@ -277,18 +275,19 @@ class StepReader:
 
 def losses_in(line: str) -> Losses:
     """Return the training loss and the evaluation loss in a line, if it has them."""
-    best: dict[str, tuple[int, str]] = {}
-    for match in LOSS.finditer(line):
+    losses: Losses = {}
+    for match in sorted(LOSS.finditer(line), key=precedence):
         before, after = match[1] or "", match[2] or ""
         words = line[max(0, match.start() - WORD_BEFORE_CHARACTERS) : match.start()]
-        if NO_LOSS.search(words.rpartition("  ")[2] + before) or NO_LOSS.search(after):
-            continue
-        evaluated = OF_EVALUATION.search(before) or OF_EVALUATION.search(after)
-        # `loss` itself takes precedence over a total loss, and that over a partial one.
-        order = 2 * bool(before or after) - bool(OF_TRAINING.match(before))
-        name = "val_loss" if evaluated else "loss"
-        best[name] = min(best.get(name, (9, "")), (order, match[3]), key=lambda pair: pair[0])
-    return {name: number(float(value)) for name, (_, value) in best.items()}
+        if not (NO_LOSS.search(words.rpartition("  ")[2] + before) or NO_LOSS.search(after)):
+            evaluated = OF_EVALUATION.search(before) or OF_EVALUATION.search(after)
+            losses.setdefault("val_loss" if evaluated else "loss", number(float(match[3])))
+    return losses
+
+
+def precedence(match: re.Match[str]) -> int:
+    """Return a lower number for `loss` itself than for a total loss, and for that than a part."""
+    return 2 * bool(match[1] or match[2]) - bool(OF_TRAINING.match(match[1] or ""))
 
 
 def whole(text: str) -> int:
