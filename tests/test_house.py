@@ -559,7 +559,7 @@ BUDGETS = {
     "launchers": 372,
     "local_cluster": 371,
     "protocol": 1386,
-    "records": 1802,
+    "records": 1799,
     "engine": 224,
     "engine/core": 1932,
     "engine/data": 672,
