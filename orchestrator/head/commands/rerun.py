@@ -51,7 +51,7 @@ def rerun(
     arguments = replace(arguments, overrides=tuple(overrides), detach=detach)
     config = load.load(arguments.config_file, arguments.overrides)
     refuse_hidden(config)
-    with code_of(experiment, manifest, directory, sync=bool(manifest.get("tree"))) as workdir:
+    with code_of(experiment, manifest, directory) as workdir:
         os.chdir(workdir)
         try:
             options = {**hook_of(config, directory), **notified(experiment, overrides)}
@@ -159,21 +159,15 @@ def notified(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]
 
 
 @contextlib.contextmanager
-def code_of(
-    experiment: Experiment, manifest: Mapping[str, Any], directory: Path, *, sync: bool
-) -> Iterator[Path]:
+def code_of(experiment: Experiment, manifest: Mapping[str, Any], directory: Path) -> Iterator[Path]:
     """Yield a directory with the code of a run; it exists while the code is sent."""
     kept = experiment.path / archive.NAME
-    if not sync:
-        raise CheckFailed(
-            f"the code of {experiment.name} was not kept: it ran where it was, with --sync off or"
-            " in directories of workdir=, or needed none",
-            f"cd {shlex.quote(str(directory))}; {manifest.get('command')}",
-        )
     if not has_code(experiment):
         raise CheckFailed(
-            f"the code of {experiment.name} was not kept: it was larger than sync.keep",
-            "allow more for later runs: --set sync.keep=MEGABYTES",
+            f"the code of {experiment.name} was not kept: {experiment.head_log} has the reason,"
+            " unless it ran where it was, with --sync off or in directories of workdir=",
+            f"cd {shlex.quote(str(directory))}; {manifest.get('command')}",
         )
-    with archive.unpacked(kept, str(manifest["tree"]), directory.name) as place:
+    digest = str(manifest.get("kept") or manifest["tree"])
+    with archive.unpacked(kept, digest, directory.name) as place:
         yield place

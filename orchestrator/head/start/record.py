@@ -25,6 +25,7 @@ from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen.log_reader import NO_RANK
+from orchestrator.head.screen.output import say
 from orchestrator.head.start.code import experiments as experiments_below
 from orchestrator.head.start.parts import Prepared
 from orchestrator.head.start.variables import digest_of_hook
@@ -287,9 +288,12 @@ def describe(prepared: Prepared) -> str:
         experiment.write("config.yaml", load.dump(config, hiding.hidden))
         missing = "manifest.json"
         tree = scan.ready(TREE_SECONDS) if scan else None
-        if tree and tree.size <= config.sync.keep * MEGABYTE:
-            archive.write(tree, experiment.path / archive.NAME)
-        experiment.write_json("manifest.json", hiding.hidden(manifest(prepared, tree)))
+        path, most = experiment.path / archive.NAME, config.sync.keep * MEGABYTE
+        kept = archive.write(tree, path, most) if tree else None
+        if scan and request.payload is None and (lacks := archive.not_kept(scan, tree, kept)):
+            say(lacks)
+        data = {**manifest(prepared, tree), "kept": kept.digest if kept else None}
+        experiment.write_json("manifest.json", hiding.hidden(data))
     except OSError as error:
         return f"{missing} is missing: {experiment.path}: {error.strerror}"
     return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import math
 import os
 import tarfile
@@ -14,6 +15,8 @@ from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
+from orchestrator.common.hosts import listed
+from orchestrator.common.text import size
 from orchestrator.head.transfer.listing import Rules
 from orchestrator.head.transfer.scan import Scan, cache
 from orchestrator.head.transfer.tree import Tree
@@ -21,15 +24,21 @@ from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry
 
 NAME = "code.tar.gz"
 TYPES = {FILE: tarfile.REGTYPE, LINK: tarfile.SYMTYPE, DIRECTORY: tarfile.DIRTYPE}
-LEVEL = 1
 
 
-def write(tree: Tree, path: Path) -> None:
-    """Write a tree to an archive; write none if its files have changed since they were read."""
+def write(tree: Tree, path: Path, most: float = math.inf) -> Tree:
+    """Write a tree of at most `most` bytes, and return it; the largest files are left out.
+
+    Write no archive if the files have changed since they were read.
+    """
+    by_size = sorted(tree.entries, key=lambda entry: entry.size)
+    totals = itertools.accumulate(entry.size for entry in by_size)
+    kept = [entry for entry, total in zip(by_size, totals, strict=True) if total <= most]
+    tree = Tree.of(tree.directory, kept)
     with (
         contextlib.suppress(Changed),
         files.replacing(path) as packed,
-        tarfile.open(fileobj=packed, mode="w:gz", compresslevel=LEVEL) as archive,
+        tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive,
     ):
         for entry in tree.entries:
             info = tarfile.TarInfo(os.fsdecode(entry.path))
@@ -38,6 +47,18 @@ def write(tree: Tree, path: Path) -> None:
             info.linkname = os.fsdecode(entry.value) if entry.kind == LINK else ""
             info.size = len(content)
             archive.addfile(info, io.BytesIO(content))
+    return tree
+
+
+def not_kept(scan: Scan, tree: Tree | None, kept: Tree | None) -> str:
+    """Return what the archive lacks of the code that was scanned, "" if it has all."""
+    if tree is None or kept is None:
+        why = scan.found.exception() if scan.found.done() else "its files were not read in time"
+        return f"the code is not kept for rerun: {why}"
+    left = sorted(set(tree.entries) - set(kept.entries), key=lambda entry: -entry.size)
+    names = [f"{os.fsdecode(entry.path)} has {size(entry.size)}" for entry in left]
+    names += [scan.refused.what.partition(";")[0]] if scan.refused else []
+    return f"the code is kept for rerun without large files: {listed(names)}" if names else ""
 
 
 class Changed(Exception):

@@ -47,7 +47,7 @@ def bring(
     listing = channel.ask(growing.listing.replace(beside=SEARCH_SECONDS), ANSWER_SECONDS)
     growing.finish(channel, listing, ANSWER_SECONDS)
     beside_code = [file for file in listing.files if file.place]
-    much = is_much(beside_code)
+    much = len(beside_code) > MOST_FILES or sum(file.size for file in beside_code) > MOST_BYTES
     # The files that stay on the node, by their directory.
     stays: dict[str, list[str]] = defaultdict(list)
     taken: list[OutputFile] = []
@@ -109,11 +109,6 @@ class CodeOutputs:
         paths = [os.path.join(file.place, file.path) for file in self.files]
         parts = [os.path.relpath(path, self.workdir).split("/") for path in paths]
         return ["/".join(each[: each.count("..") + 1]) for each in parts]
-
-
-def is_much(files: Sequence[OutputFile]) -> bool:
-    """Return True for more files or bytes than are fetched without a request."""
-    return len(files) > MOST_FILES or sum(file.size for file in files) > MOST_BYTES
 
 
 def how_much(files: Sequence[OutputFile]) -> str:

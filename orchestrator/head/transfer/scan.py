@@ -9,7 +9,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -30,6 +30,8 @@ class Scan:
 
     def __init__(self, directory: bytes, rules: Rules) -> None:
         self.directory, self.rules = directory, rules
+        # The error for files that are too large to be sent; the tree is without them.
+        self.refused: CheckFailed | None = None
         self.cancelled = threading.Event()
         self.found: Future[Tree] = Future()
         threading.Thread(target=self._run, daemon=True).start()
@@ -45,7 +47,7 @@ class Scan:
         paths, notes = list_tree(self.directory, self.rules, self.cancelled.is_set)
         states = states_of(self.directory, paths)
         if not self.cancelled.is_set():
-            refuse_large(os.fsdecode(self.directory), states, self.rules)
+            self.refused = without_large(os.fsdecode(self.directory), states, self.rules)
         index, entries = Index(self.directory), list[ManifestEntry]()
         for path, status in states.items():
             if self.cancelled.is_set():
@@ -63,10 +65,16 @@ class Scan:
 
     def tree(self) -> Tree:
         """Wait for the tree and return it; raise CheckFailed for files that cannot be sent."""
-        return self.found.result()
+        tree = self.found.result()
+        if self.refused:
+            raise self.refused
+        return tree
 
     def ready(self, seconds: float) -> Tree | None:
-        """Return the tree if it is ready within that time; else cancel the scan and return None."""
+        """Return the tree without files that are too large to be sent, if it is ready in time.
+
+        Else cancel the scan and return None.
+        """
         if not self.cancelled.is_set():
             with contextlib.suppress(Exception):
                 return self.found.result(seconds)
@@ -98,26 +106,34 @@ def states_of(directory: bytes, paths: Sequence[bytes]) -> dict[bytes, os.stat_r
     return found
 
 
-def refuse_large(where: str, found: Mapping[bytes, os.stat_result], rules: Rules) -> None:
-    """Raise CheckFailed for a file or a tree that is too large to be code."""
+def without_large(
+    where: str, found: dict[bytes, os.stat_result], rules: Rules
+) -> CheckFailed | None:
+    """Remove files that are too large to be code, and return the error for one that is sent.
+
+    Raises CheckFailed for a tree that is too large.
+    """
     if len(found) > MOST_FILES:
         raise CheckFailed(f"{where} has {plural(len(found), 'file')}: too many to send", ELSEWHERE)
-    sizes = {p: s.st_size for p, s in found.items() if stat.S_ISREG(s.st_mode)}
-    largest = max(sizes, key=lambda path: sizes[path], default=b"")
-    if sizes and sizes[largest] > rules.largest_file * MEGABYTE:
-        shown, most = os.fsdecode(largest), size(rules.largest_file * MEGABYTE)
-        raise CheckFailed(
-            f"{shown} has {size(sizes[largest])}; a file over {most} does not travel with the code",
-            f"leave it out: --set 'sync.exclude=[{shown}]'; or allow it:"
-            f" --set sync.largest_file={-(-sizes[largest] // MEGABYTE)}",
-        )
-    total = sum(sizes.values())
+    refused = None
+    for path, status in sorted(found.items(), key=lambda one: one[1].st_size):
+        if stat.S_ISREG(status.st_mode) and status.st_size > rules.largest_file * MEGABYTE:
+            shown, most = os.fsdecode(path), size(rules.largest_file * MEGABYTE)
+            refused = CheckFailed(
+                f"{shown} has {size(status.st_size)}; a file over {most} does not travel with the"
+                " code",
+                f"leave it out: --set 'sync.exclude=[{shown}]'; or allow it:"
+                f" --set sync.largest_file={-(-status.st_size // MEGABYTE)}",
+            )
+            del found[path]
+    total = sum(one.st_size for one in found.values() if stat.S_ISREG(one.st_mode))
     if total > rules.largest_tree * MEGABYTE:
         most = size(rules.largest_tree * MEGABYTE)
         raise CheckFailed(
             f"{where} has {size(total)}; more than {most} does not travel with the code",
             f"{ELSEWHERE}; or allow it: --set sync.largest_tree={-(-total // MEGABYTE)}",
         )
+    return refused
 
 
 def entry_of(

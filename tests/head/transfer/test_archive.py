@@ -38,6 +38,22 @@ def test_restore_gives_same_tree(tree: Tree, tmp_path: Path) -> None:
     assert scan(tmp_path / "again").entries == tree.entries
 
 
+def test_write_leaves_out_large_files_by_name(tree: Tree, tmp_path: Path) -> None:
+    for name, size in (("weights.bin", 3_000_000), ("huge.bin", 5_000_000)):
+        (tmp_path / "work" / name).write_bytes(bytes(size))
+    found = Scan(os.fsencode(tmp_path / "work"), Rules(largest_file=4))
+    with pytest.raises(CheckFailed, match=r"huge.bin has 5 MB"):
+        found.tree()
+    scanned = found.ready(60)
+    assert scanned is not None
+    kept = archive.write(scanned, tmp_path / "code.tar.gz", 100_000)
+    archive.restore(tmp_path / "code.tar.gz", kept.digest, tmp_path / "again")
+    assert kept.digest == tree.digest
+    words = archive.not_kept(found, scanned, kept)
+    assert "without large files: weights.bin has 3 MB" in words and "huge.bin has 5 MB" in words
+    assert archive.not_kept(found, scanned, scanned).count("has") == 1
+
+
 def test_write_skips_file_edited_since_scan(tree: Tree, tmp_path: Path) -> None:
     (tmp_path / "work/empty").write_text("no more")
     # The file was empty when it was read.
