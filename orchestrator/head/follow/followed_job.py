@@ -158,7 +158,8 @@ class FollowedJob:
 
     def announce_end(self, why: str) -> None:
         self.display.mute()
-        say(f"{styled(why, FAILED)}; ending the job everywhere")
+        last = self.record.attempt > self.record.launch.max_restarts
+        say(f"{styled(why, FAILED)}; ending {'the job' if last else 'this attempt'} everywhere")
 
     def end_all(self, reason: str, grace: float) -> None:
         log.info("all nodes are to end: %s; grace %g s", reason, grace)
@@ -202,7 +203,6 @@ class FollowedJob:
         if self.disk_is_full:
             return
         self.disk_is_full = True
-        log.info("the record cannot be written: %s", error)
         if error is not None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             warn(f"{self.experiment.path} cannot be written: {error.strerror}")
         else:

@@ -252,6 +252,7 @@ class Top(App[None]):
     #nodes { height: auto; max-height: 65%; }
     #jobs { height: auto; max-height: 30%; margin-top: 1; }
     #filter { display: none; height: 1; border: none; }
+    Closer, LinesScreen { background: $background; }
     """
 
     def __init__(

@@ -235,7 +235,7 @@ class Sweep:
             value=value,
             seconds=round((record.ended or record.started) - record.started, 1),
             experiment=experiment.name,
-            problem=problem or unknown,
+            problem=problem or unknown * (self.metric != USUAL),
         )
 
     def end(self, end: MemberState) -> None:
@@ -291,6 +291,8 @@ def printed(log: Path, metric: str) -> Iterator[float]:
 # One node each, held whole or in part, first come first served; started again once.
 DEFAULTS = {"nnodes": 1, "claim": "all", "queue": True, "sync": "always", "max_restarts": 1}
 STOP_SECONDS = 600.0
+# The metric that members are compared by, unless the user names another.
+USUAL = "loss"
 
 
 @dataclass(frozen=True)
@@ -309,7 +311,8 @@ class Terms:
 def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None) -> int:
     """Begin a sweep of members with programs of their own, or of one program with values."""
     base.refuse({"detach": "leaves one launch; tmux or nohup keep a sweep"})
-    terms = replace(terms, best=terms.best or better(terms.metric))
+    metric = terms.metric or USUAL * (not terms.best and terms.optuna is None)
+    terms = replace(terms, metric=metric, best=terms.best or better(metric))
     if (terms.best or terms.optuna is not None) and not terms.metric:
         raise UsageError("there is no number to compare members by", "add --metric NAME")
     if terms.metric and not terms.best:
@@ -463,11 +466,13 @@ def ranked(sweep: Sweep, best: str) -> list[MemberState]:
 
 def to_text(sweep: Sweep, best: str, terminal: Terminal) -> str:
     """Return the summary, the best members and those that failed last."""
-    counts = Counter(end.state for end in sweep.ends.values())
-    parts = {**dict(sorted(counts.items())), "not begun": len(sweep.left)}
+    counts = sorted(Counter(end.state for end in sweep.ends.values()).items())
+    parts = {**dict(counts), "not begun": len(sweep.left)}
     words = ", ".join(f"{count} {state}" for state, count in parts.items() if count)
-    bad = [end for end in sweep.ends.values() if end.state in BAD]
-    rows = [*ranked(sweep, best), *bad[-FAILED:]]
+    bad = [end for end in sweep.ends.values() if end.state in BAD][-FAILED:]
+    # Without a value that compares them, the first members stand for all.
+    others = [end for end in sweep.ends.values() if end.state == "done"][:BEST]
+    rows = [*(ranked(sweep, best) or others), *bad]
     table = Table[MemberState](
         (
             Column("MEMBER", lambda end: str(end.member), right=True),

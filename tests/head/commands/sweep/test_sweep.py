@@ -136,6 +136,24 @@ def test_table_lists_best_members_first(world: World) -> None:
     assert len(lines) == 2 + leading.BEST
 
 
+def test_sweep_without_metric_compares_losses(world: World) -> None:
+    def losing(process: Process) -> None:
+        place = world.job(process, "done")
+        place.log(NODE).write_text("".join(f"loss={5 - process.number}\n" for _ in "ab"))
+        process.answers.put(LAST_WORDS)
+
+    world.sweep.metric = leading.USUAL
+    world.plays = dict.fromkeys((0, 1, 3), losing)
+    assert world.sweep.run() == 0
+    lines = leading.to_text(world.sweep, "least", Terminal(100)).splitlines()
+    assert [line.split()[:4] for line in lines[2:]] == [
+        [str(number), f"x={number}", "done", str(5 - number)] for number in (3, 1, 0)
+    ]
+    assert world.sweep.ends[2].problem == ""
+    world.sweep.ends = {2: world.sweep.ends[2]}
+    assert "x=2" in leading.to_text(world.sweep, "least", Terminal(100))
+
+
 def test_has_room_limits_waiting_members_by_running_ones(world: World) -> None:
     def has_room(running: int, waiting: int) -> bool:
         places = [Path("x")] * running + [None] * waiting
