@@ -600,7 +600,7 @@ BUDGETS = {
     "views": 25,
     "views/dashboard": 261,
     "views/profile": 179,
-    "views/report": 586,
+    "views/report": 601,
     "views/top": 805,
     "views/track": 362,
     "views/verify": 229,

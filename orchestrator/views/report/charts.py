@@ -65,6 +65,8 @@ class ChartLine:
     best: str = ""
     # The number of the training whose steps these are, over all experiments.
     run: int | None = None
+    # True if a value holds until the next one.
+    stair: bool = False
 
 
 @dataclass(frozen=True)
@@ -277,7 +279,7 @@ def line_data(line: ChartLine) -> dict[str, Any]:
     elif line.best:
         best = {"most": short(max(curve.highs or curve.means))}
     data = {"name": line.name, "color": line.color, "dash": line.dash, "run": line.run}
-    data |= {"best": best, "steps": curve.steps, "means": rounded(curve.means)}
+    data |= {"stair": line.stair, "best": best, "steps": curve.steps, "means": rounded(curve.means)}
     # If every point is one step, the range would repeat the line.
     if not curve.lows == curve.means == curve.highs and curve.lows:
         data |= {"lows": rounded(curve.lows), "highs": rounded(curve.highs)}

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from orchestrator.common.text import duration
 from orchestrator.head.commands.sweep.journal import Journal, MemberState
+from orchestrator.head.status.comparison import read_curves
+from orchestrator.records import experiments
 from orchestrator.records.metrics.curves import Curve
-from orchestrator.views.report.charts import Chart, ChartLine
+from orchestrator.views.report.charts import MOST_LINES, Chart, ChartLine
 
 # The page has no rows for members beyond this number, which are the worst.
 MOST_MEMBERS = 1000
+LONGEST_NAME = 40
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,18 @@ class Members:
     began: float
     count: int
     every: Sequence[MemberState]
+    # The directory with the experiments of the members.
+    root: Path
+
+    def curves(self) -> Chart | None:
+        """Return the chart of the metric over the steps of the best members, None if unknown."""
+        lines: list[ChartLine] = []
+        for member in [one for one in self.every if one.experiment][:MOST_LINES]:
+            known = read_curves(experiments.at(self.root / member.experiment))
+            if self.metric in known:
+                name = f"{member.member}: {member.words}"[:LONGEST_NAME]
+                lines.append(ChartLine(name, known[self.metric], len(lines), best=self.best))
+        return Chart(f"{self.metric} by member", "", lines) if lines else None
 
     def best_so_far(self) -> Chart | None:
         """Return the chart of the best value so far and of each member's final value."""
@@ -42,7 +58,7 @@ class Members:
         values = list(known.values())
         best = [better(values[: at + 1]) for at in range(len(values))]
         lines = [
-            ChartLine("the best so far", Curve(list(known), best), best=self.best),
+            ChartLine("the best so far", Curve(list(known), best), best=self.best, stair=True),
             ChartLine("each member, when it ends", Curve(list(known), values), 7, 2),
         ]
         return Chart(f"{self.metric}: the best so far", "", lines, over="time")
@@ -79,4 +95,12 @@ def read_members(journal: Journal) -> Members:
     known.sort(key=lambda member: sign * (member.value or 0.0))
     others = [member for member in every if not member.is_known]
     began = min((event.at for event in events), default=0.0)
-    return Members(journal.name, about.metric, about.best, began, about.count, [*known, *others])
+    return Members(
+        journal.name,
+        about.metric,
+        about.best,
+        began,
+        about.count,
+        [*known, *others],
+        journal.path.parent,
+    )

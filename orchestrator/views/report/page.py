@@ -57,8 +57,8 @@ def page(reports: Sequence[RunData], differences: Differences, **live: Any) -> s
 
 def page_of_members(members: Members) -> str:
     """Return the page that compares the members of a sweep."""
-    chart = members.best_so_far()
-    drawn = [charts.chart_data(chart, "Training")] if chart else []
+    known = filter(None, (members.curves(), members.best_so_far()))
+    drawn = [charts.chart_data(chart, "Training") for chart in known]
     return filled("sweep.html", members=members, pictures={**NOTHING, "charts": drawn})
 
 

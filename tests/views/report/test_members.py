@@ -63,6 +63,23 @@ def test_best_so_far_never_worsens(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert chart.lines[0].curve.steps == [10, 30, 70]
 
 
+def test_page_draws_curve_of_each_member_and_best_as_stair(tmp_path: Path) -> None:
+    journal = swept(tmp_path, [{"lr": "1"}, {"lr": "2"}], [("done", 1.0), ("done", 2.0)])
+    for number in (0, 1):
+        printed = tmp_path / f"sweep-{number}" / "printed"
+        printed.mkdir(parents=True)
+        lines = [f'{{"step": {step}, "val_loss": {9 - step - number}}}\n' for step in range(3)]
+        (printed / "rank_00_metrics.jsonl").write_text("".join(lines))
+    read = members.read_members(journal)
+    chart, best = read.curves(), read.best_so_far()
+    assert chart is not None and best is not None and best.lines[0].stair
+    assert [(line.name[0], line.curve.means) for line in chart.lines] == [
+        ("0", [9, 8, 7]),
+        ("1", [8, 7, 6]),
+    ]
+    assert html(journal).count("<figure") == 2
+
+
 @pytest.mark.parametrize(
     ("values", "ends", "metric", "figures"),
     [
