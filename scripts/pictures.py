@@ -157,7 +157,7 @@ def await_step(head: Head, count: int, step: int) -> None:
 
 
 def reached(experiment: Path) -> int:
-    return trainers.last(experiment / "outputs" / trainers.file_name(0)).step or 0
+    return trainers.read_last_values(experiment / "outputs" / trainers.file_name(0)).step or 0
 
 
 def kill(head: Head, rank: int) -> None:

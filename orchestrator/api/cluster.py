@@ -219,7 +219,7 @@ class Cluster:
         except KeyboardInterrupt:
             self._take_back(head)
             raise
-        job = Job(experiments.at(Path(directory)), self._where, head)
+        job = Job(experiments.experiment_at(Path(directory)), self._where, head)
         if self._jobs is not None:
             self._jobs.append(job)
         return job
@@ -232,7 +232,7 @@ class Cluster:
         except OrchestratorError:
             # The process ended before it had started a job.
             return
-        Job(experiments.at(Path(answer["place"])), self._where, head).wait()
+        Job(experiments.experiment_at(Path(answer["place"])), self._where, head).wait()
 
     # -- finding again ---------------------------------------------------------------------------
 
@@ -247,14 +247,14 @@ class Cluster:
         known = find_experiment(self._where, wanted)
         if known is None:
             head = Background(head_process.take_up, where=self._where, experiment=wanted)
-            known = experiments.at(Path(head.answer()["place"]))
-        job = Job(experiments.at(known.path), self._where)
+            known = experiments.experiment_at(Path(head.answer()["place"]))
+        job = Job(experiments.experiment_at(known.path), self._where)
         job.take_up()
         return job
 
     def jobs(self) -> list[Job]:
         """List the jobs of the experiments directory, the newest last."""
-        known = experiments.every(self._where)
+        known = experiments.list_experiments(self._where)
         return [Job(candidate, self._where) for candidate in known]
 
 

@@ -152,7 +152,7 @@ class Job:
 
         `pandas.DataFrame(job.metrics())` is a table of them.
         """
-        files = trainers.newest(self.directory / "outputs")
+        files = trainers.newest_metrics_files(self.directory / "outputs")
         lines = GrowingFile(files[min(files)]).lines() if files else ()
         points = map(trainers.Point, lines)
         return [p.numbers(len(p.line), ()) for p in points if p.step is not None]

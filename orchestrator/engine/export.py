@@ -31,7 +31,7 @@ from orchestrator.engine.saving import weights
 from orchestrator.engine.saving.reader import METADATA, load_into, metadata_of, misfit
 from orchestrator.engine.sharding.copies import DTYPES
 from orchestrator.records import checkpoint_store
-from orchestrator.records.checkpoint_store import shown
+from orchestrator.records.checkpoint_store import shown_name
 
 # engine/saving/checkpoint.py puts this prefix before the names of parameters and buffers.
 MODEL = "model."
@@ -88,8 +88,8 @@ def export(
         else:
             write_directory(tensors, configs, step, out)
     except OSError as error:
-        name = shown(error.filename or out)
-        raise JobFailed(f"{shown(out)} is not written: {name}: {error.strerror}") from error
+        name = shown_name(error.filename or out)
+        raise JobFailed(f"{shown_name(out)} is not written: {name}: {error.strerror}") from error
     count = plural(len(tensors), "tensor")
     size = (out if layout == "file" else out / weights.WEIGHTS).stat().st_size
     lacks = (
@@ -97,24 +97,24 @@ def export(
         if layout != "file" and not configs
         else ""
     )
-    return f"step {step}: {count}, {size:,} bytes: {shown(out)}{lacks}"
+    return f"step {step}: {count}, {size:,} bytes: {shown_name(out)}{lacks}"
 
 
 def refuse_target(out: Path, *, force: bool, layout: str) -> None:
     if not out.parent.is_dir():
         raise UsageError(
-            f"{shown(out)} is in a directory that does not exist", "name the file to write"
+            f"{shown_name(out)} is in a directory that does not exist", "name the file to write"
         )
     if layout == "file" and out.is_dir():
         raise UsageError(
-            f"{shown(out)} is a directory",
+            f"{shown_name(out)} is a directory",
             "name the file to write; --layout huggingface writes a directory",
         )
     if layout != "file" and os.path.lexists(out) and not out.is_dir():
-        raise UsageError(f"{shown(out)} is a file", "name the directory to write")
+        raise UsageError(f"{shown_name(out)} is a file", "name the directory to write")
     empty = layout != "file" and out.is_dir() and not any(out.iterdir())
     if os.path.lexists(out) and not empty and not force:
-        raise UsageError(f"{shown(out)} already exists", "--force replaces it")
+        raise UsageError(f"{shown_name(out)} already exists", "--force replaces it")
 
 
 def write_directory(
@@ -135,21 +135,22 @@ def read(
 
     A tied weight is saved once and returned under each of its names, as load_state_dict needs.
     """
-    checkpoint = checkpoint_store.load(path)
-    if problems := checkpoint_store.verify(checkpoint):
-        raise CheckFailed(f"{shown(path)} is not exported: {'; '.join(problems[:3])}")
+    checkpoint = checkpoint_store.load_checkpoint(path)
+    if problems := checkpoint_store.verify_checkpoint(checkpoint):
+        raise CheckFailed(f"{shown_name(path)} is not exported: {'; '.join(problems[:3])}")
     if METADATA not in checkpoint.files:
-        raise JobFailed(f"{shown(path)} is not exported: it has no {METADATA}")
+        raise JobFailed(f"{shown_name(path)} is not exported: it has no {METADATA}")
     metadata = metadata_of(path)
     progress = checkpoint.progress if isinstance(checkpoint.progress, dict) else {}
     keys = keys_of(metadata, ema=ema)
     if not keys:
-        raise JobFailed(f"{shown(path)} is not exported: nothing in it is called {MODEL}*")
+        raise JobFailed(f"{shown_name(path)} is not exported: nothing in it is called {MODEL}*")
     try:
         configs = weights.read_configs(progress)
     except ValueError as error:
         raise JobFailed(
-            f"{shown(path)} is not exported: its copy of the model's config is damaged: {error}"
+            f"{shown_name(path)} is not exported: "
+            f"its copy of the model's config is damaged: {error}"
         ) from None
     state = {}
     for key in keys.values():
@@ -158,13 +159,14 @@ def read(
         kind = wanted if wanted and kind.is_floating_point else kind
         state[key] = torch.empty(stored.size, dtype=kind)
     if problem := misfit(state, metadata):
-        raise JobFailed(f"{shown(path)} is not exported: {shown(problem)}")
+        raise JobFailed(f"{shown_name(path)} is not exported: {shown_name(problem)}")
     # DCP converts the saved tensors to the dtypes of `state`.
     load_into(state, path)
     for key, value in state.items():
         if wanted == torch.float16 == value.dtype and value.isinf().any():
             raise UsageError(
-                f"{shown(key)} has values above 65504, the largest of fp16", "take --dtype bf16"
+                f"{shown_name(key)} has values above 65504, the largest of fp16",
+                "take --dtype bf16",
             )
     tensors = {name: state[key] for name, key in keys.items()}
     aliases = progress.get("aliases", {}).items()

@@ -80,7 +80,7 @@ class ThisMachine:
         return LocalTransport()
 
     def experiment(self, root: Path, name: str) -> Experiment:
-        return experiments.create(root, name)
+        return experiments.create_experiment(root, name)
 
     def mark(self, record: JobRecord) -> JobRecord:
         return replace(record, part_of=self.count)
@@ -226,7 +226,9 @@ def lead(
     """As node 0, wait for all nodes, and send them the job's name and its experiment."""
     with Master(greeting, mine.port) as master:
         hellos = master.gather(patience)
-        experiment = experiments.create(request.where.experiments, request.config.launch.name)
+        experiment = experiments.create_experiment(
+            request.where.experiments, request.config.launch.name
+        )
         interrupt.undo_with(experiment.discard)
         agreed = Agreed(
             job=f"{experiment.name}-{secrets.token_hex(3)}",
@@ -249,7 +251,7 @@ def follow_lead(request: LaunchRequest, mine: MachinePart, nodes: Nodes, agreed:
     plan = make(request, mine, nodes, agreed)
     name = f"{request.config.launch.name}-node{mine.rank}"
     interrupt.hold()
-    experiment = experiments.create(request.where.experiments, name)
+    experiment = experiments.create_experiment(request.where.experiments, name)
     prepared = Prepared(request, nodes, experiment, plan)
     return begin(prepared, mine, record_job(prepared), agreed)
 

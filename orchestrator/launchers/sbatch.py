@@ -105,7 +105,7 @@ def queue_job(
 
     The values of `env` travel in the environment that sbatch copies, and are in no file of ours.
     """
-    submitted = experiments.create(root, launch.name)
+    submitted = experiments.create_experiment(root, launch.name)
     record = JobRecord(
         job=submitted.name,
         experiment=str(submitted.path),

@@ -34,7 +34,7 @@ from orchestrator.records.experiment import Experiment
 from orchestrator.records.goodput import ACCOUNT, accounts_in
 from orchestrator.records.metrics import trainers
 from orchestrator.records.metrics.curves import POINTS
-from orchestrator.records.metrics.curves import curves as curves_of
+from orchestrator.records.metrics.curves import rank_curves as curves_of
 from orchestrator.records.metrics.lines import GrowingFile
 
 TORCH = ("torch", "numpy")
@@ -147,7 +147,7 @@ def strike(
             if over.wait(LOOK_SECONDS):
                 return
             job = ours(where)
-            point = trainers.last(metrics(job) if job else None)
+            point = trainers.read_last_values(metrics(job) if job else None)
         # By then the state after the last step is in the memory of both nodes.
         over.wait((point.number("step_ms") or 0.0) * LATE / 1000)
         assert job is not None
@@ -189,7 +189,7 @@ def show(experiment: Experiment) -> None:
 
 def ours(where: Where) -> Experiment | None:
     """Return the experiment that was launched on the cluster with this ssh_config."""
-    for candidate in reversed(experiments.every(where)):
+    for candidate in reversed(experiments.list_experiments(where)):
         with contextlib.suppress(UsageError):
             if candidate.read_record().ssh_config == str(where.ssh_config):
                 return candidate

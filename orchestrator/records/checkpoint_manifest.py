@@ -48,13 +48,13 @@ class Manifest:
     hosts: Mapping[Text, Text] = dataclasses.field(default_factory=dict)
 
 
-def shown(name: str | Path) -> str:
+def shown_name(name: str | Path) -> str:
     """Return a name as one printable line of text."""
     text = str(name)
     return text if text.isprintable() else repr(text)
 
 
-def digest(path: Path) -> FileRecord:
+def describe_file(path: Path) -> FileRecord:
     """Return the size and sha256 of a file."""
     with path.open("rb") as file:
         return FileRecord(os.fstat(file.fileno()).st_size, files.digest(file.fileno()))
@@ -66,14 +66,14 @@ def to_json(manifest: Manifest) -> str:
     return json.dumps({**data, **{name: value for name, value in apart.items() if value}}, indent=1)
 
 
-def read(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
     """Read the manifest in a directory. Raise OSError or ValueError if it cannot be used."""
     if not stat.S_ISREG((path / NAME).lstat().st_mode):
         raise ValueError("is not a plain file")
-    return parse((path / NAME).read_bytes())
+    return parse_manifest((path / NAME).read_bytes())
 
 
-def parse(text: bytes) -> Manifest:
+def parse_manifest(text: bytes) -> Manifest:
     """Parse the text of a manifest. Raise ValueError if it is not valid."""
     try:
         data = message.parse(text)
@@ -83,7 +83,7 @@ def parse(text: bytes) -> Manifest:
             raise ValueError(f"has format {data['format']!r}; this version reads {FORMAT}")
         manifest = message.decode(Manifest, data, newer=True)
     except Nonsense as error:
-        raise ValueError(f"cannot be read: {shown(str(error))}") from None
+        raise ValueError(f"cannot be read: {shown_name(str(error))}") from None
     if problem := unfit_names(manifest.files) if manifest.files else "it lists no files":
         raise ValueError(f"is invalid: {problem}")
     return manifest
@@ -101,7 +101,7 @@ def unfit_names(names: Iterable[str]) -> str:
     return ""
 
 
-def problems(path: Path, records: Mapping[str, FileRecord]) -> dict[str, str]:
+def size_problems(path: Path, records: Mapping[str, FileRecord]) -> dict[str, str]:
     """Return the problems of files that are missing or have another size, by name."""
     found = {name: mis_sized(path, name, record) for name, record in records.items()}
     return {name: problem for name, problem in found.items() if problem}
@@ -117,11 +117,11 @@ def mis_sized(path: Path, name: str, record: FileRecord) -> str:
     try:
         status = (path / name).lstat()
     except FileNotFoundError:
-        return f"{shown(name)} is missing"
+        return f"{shown_name(name)} is missing"
     except OSError as error:
-        return f"{shown(name)} cannot be read: {error.strerror}"
+        return f"{shown_name(name)} cannot be read: {error.strerror}"
     if not stat.S_ISREG(status.st_mode):
-        return f"{shown(name)} is not a plain file"
+        return f"{shown_name(name)} is not a plain file"
     if status.st_size != record.size:
-        return f"{shown(name)} has {status.st_size} bytes instead of {record.size}"
+        return f"{shown_name(name)} has {status.st_size} bytes instead of {record.size}"
     return ""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.records.checkpoint_manifest import FileRecord, shown
+from orchestrator.records.checkpoint_manifest import FileRecord, shown_name
 
 MOST_NAMED = 5
 
@@ -44,13 +44,13 @@ class Holding:
 Version = tuple[Holding, ...]
 
 
-def holders(version: Version, name: str) -> list[int]:
+def list_holders(version: Version, name: str) -> list[int]:
     return [holding.node for holding in version if name in holding.here]
 
 
 def lacking(version: Version) -> list[str]:
     """Return the files that no node has."""
-    return [name for name in version[0].files if not holders(version, name)]
+    return [name for name in version[0].files if not list_holders(version, name)]
 
 
 @dataclass(frozen=True)
@@ -79,14 +79,14 @@ class CheckpointCandidate:
             key=lambda each: len(each[1]),
         )
         shown_names = [
-            shown(name) + (f" (written by {shown(hosts[name])})" if name in hosts else "")
+            shown_name(name) + (f" (written by {shown_name(hosts[name])})" if name in hosts else "")
             for name in names[:MOST_NAMED]
         ]
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         return f"step {self.step} lacks {', '.join(shown_names)}{more}"
 
 
-def candidates(holdings: Iterable[Holding]) -> list[CheckpointCandidate]:
+def list_candidates(holdings: Iterable[Holding]) -> list[CheckpointCandidate]:
     """Group the holdings of all nodes by state. The state that was saved last comes first."""
     states: dict[tuple[int, str], dict[str, Version]] = {}
     for holding in holdings:
@@ -111,7 +111,7 @@ class Delivery:
     record: FileRecord
 
 
-def deliveries(
+def plan_deliveries(
     candidate: CheckpointCandidate, needs: Mapping[int, Iterable[str]]
 ) -> list[Delivery]:
     """Plan transfers of the files that nodes need and lack.
@@ -123,7 +123,7 @@ def deliveries(
     for node in sorted(needs):
         version = candidate.version_for(node)
         for name in sorted(set(needs[node])):
-            having = holders(version, name)
+            having = list_holders(version, name)
             if node in having:
                 continue
             source = min(having, key=lambda holder: (sent.get(holder, 0), holder))

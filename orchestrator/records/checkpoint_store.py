@@ -28,9 +28,9 @@ from orchestrator.common.errors import JobFailed, UsageError, nearest
 from orchestrator.common.files import AS_USUAL, delete, expanded, hide, replace, sync_directory
 from orchestrator.config.launch import Where
 from orchestrator.records import checkpoint_manifest, experiments
-from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, digest, shown
+from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, describe_file, shown_name
 
-__all__ = ["Checkpoint", "FileRecord", "Manifest", "digest", "shown"]
+__all__ = ["Checkpoint", "FileRecord", "Manifest", "describe_file", "shown_name"]
 
 STEP = re.compile(r"step_([0-9]{8,18})")
 HIDDEN = re.compile(r"\.step_([0-9]{8,18})\.(.+)\.(partial|gone)", re.DOTALL)
@@ -62,11 +62,11 @@ class Checkpoint(Manifest):
 # -- names ------------------------------------------------------------------------------------
 
 
-def final(directory: Path, step: int) -> Path:
+def final_path(directory: Path, step: int) -> Path:
     return directory / f"step_{step:08d}"
 
 
-def partial(directory: Path, step: int, token: str) -> Path:
+def partial_path(directory: Path, step: int, token: str) -> Path:
     """Return the directory in which a checkpoint is written. Each run has its own token."""
     return directory / f".step_{step:08d}.{token}.partial"
 
@@ -78,7 +78,9 @@ def _hidden(directory: Path, step: int, kind: str) -> Path:
 # -- writing ----------------------------------------------------------------------------------
 
 
-def describe(partial: Path, directory: Path, manifest: Manifest, listed: Sequence[str]) -> None:
+def write_manifest(
+    partial: Path, directory: Path, manifest: Manifest, listed: Sequence[str]
+) -> None:
     """Write the manifest beside the files of this node, which are `listed`."""
     step, files = manifest.step, {name: manifest.files[name] for name in listed}
     text = checkpoint_manifest.to_json(manifest)
@@ -86,7 +88,7 @@ def describe(partial: Path, directory: Path, manifest: Manifest, listed: Sequenc
         problem = checkpoint_manifest.unfit_names(manifest.files)
         problem = problem or ("" if files else "it has no files")
         problem = problem or checkpoint_manifest.first_of(
-            checkpoint_manifest.problems(partial, files)
+            checkpoint_manifest.size_problems(partial, files)
         )
         if problem:
             raise JobFailed(f"the checkpoint of step {step} is not published: {problem}")
@@ -97,10 +99,10 @@ def describe(partial: Path, directory: Path, manifest: Manifest, listed: Sequenc
 
 def put_in_place(partial: Path, directory: Path, step: int) -> Path:
     """Publish a partial directory that has a manifest. It replaces an older one of that step."""
-    target = final(directory, step)
+    target = final_path(directory, step)
     with _saving(directory, step):
-        if target.is_symlink() or (os.path.lexists(target) and not load(target).files):
-            raise JobFailed(f"{shown(target)} is in the way and is not one of our checkpoints")
+        if target.is_symlink() or (os.path.lexists(target) and not load_checkpoint(target).files):
+            raise JobFailed(f"{shown_name(target)} is in the way and is not one of our checkpoints")
         old = _hidden(directory, step, "gone")
         if target.exists():
             target.rename(old)
@@ -112,7 +114,7 @@ def put_in_place(partial: Path, directory: Path, step: int) -> Path:
 
 def _saving(directory: Path, step: int) -> contextlib.AbstractContextManager[None]:
     return _as_job_failure(
-        f"the checkpoint of step {step} could not be saved in {shown(directory)}"
+        f"the checkpoint of step {step} could not be saved in {shown_name(directory)}"
     )
 
 
@@ -126,9 +128,9 @@ def _close_to_others(partial: Path, names: Sequence[str]) -> None:
 
 def mark_best(directory: Path, step: int) -> None:
     """Point the link `best` at a published step, atomically."""
-    with _as_job_failure(f"{shown(directory / BEST)} could not be moved to step {step}"):
+    with _as_job_failure(f"{shown_name(directory / BEST)} could not be moved to step {step}"):
         new = directory / f".{BEST}.{secrets.token_hex(4)}"
-        new.symlink_to(final(directory, step).name, target_is_directory=True)
+        new.symlink_to(final_path(directory, step).name, target_is_directory=True)
         new.replace(directory / BEST)
         sync_directory(directory)
 
@@ -144,10 +146,10 @@ def _as_job_failure(what: str) -> Iterator[None]:
 # -- finding ----------------------------------------------------------------------------------
 
 
-def every(directory: Path) -> list[Checkpoint]:
+def list_checkpoints(directory: Path) -> list[Checkpoint]:
     """Return all checkpoints of a directory, newest first, including those with a problem."""
     steps = {step: path for step, kind, path in _entries(directory) if kind == "final"}
-    return [load(steps[step]) for step in sorted(steps, reverse=True)]
+    return [load_checkpoint(steps[step]) for step in sorted(steps, reverse=True)]
 
 
 def _entries(directory: Path) -> list[tuple[int, str, Path]]:
@@ -159,7 +161,7 @@ def _entries(directory: Path) -> list[tuple[int, str, Path]]:
         return []
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{shown(directory)} cannot be read: {reason}") from error
+        raise UsageError(f"{shown_name(directory)} cannot be read: {reason}") from error
     ours = []
     for name in entries:
         if (plain := STEP.fullmatch(name)) and name == f"step_{int(plain[1]):08d}":
@@ -169,13 +171,13 @@ def _entries(directory: Path) -> list[tuple[int, str, Path]]:
     return ours
 
 
-def load(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path) -> Checkpoint:
     """Read the manifest of one checkpoint. `problem` is set if it cannot be used."""
     named = STEP.fullmatch(path.name) or HIDDEN.fullmatch(path.name)
     step = int(named[1]) if named else 0
     manifest, part = Manifest(step, created=0.0, progress=None, world=0, files={}), False
     try:
-        read = checkpoint_manifest.read(path)
+        read = checkpoint_manifest.read_manifest(path)
         if named and read.step != step:
             raise ValueError(f"belongs to step {read.step}")
     except FileNotFoundError:
@@ -185,17 +187,17 @@ def load(path: Path) -> Checkpoint:
     except (ValueError, RecursionError) as error:
         problem = f"{checkpoint_manifest.NAME} {error}"
     else:
-        manifest, problems = read, checkpoint_manifest.problems(path, read.files)
+        manifest, problems = read, checkpoint_manifest.size_problems(path, read.files)
         away = [name for name in problems if not os.path.lexists(path / name)]
         part = bool(read.hosts) and 0 < len(away) == len(problems) < len(read.files)
         problem = checkpoint_manifest.first_of(problems)
     if part:
-        where = ", ".join(sorted({shown(manifest.hosts.get(name, "?")) for name in away}))
+        where = ", ".join(sorted({shown_name(manifest.hosts.get(name, "?")) for name in away}))
         problem = f"{len(away)} of its {len(manifest.files)} files are elsewhere, from {where}"
     return Checkpoint(**vars(manifest), path=path, problem=problem, part=part)
 
 
-def verify(
+def verify_checkpoint(
     checkpoint: Checkpoint,
     only: Sequence[str] | None = None,
     seen: Callable[[int], None] = lambda _: None,
@@ -212,42 +214,44 @@ def verify(
         problem = checkpoint_manifest.mis_sized(checkpoint.path, name, record)
         if not problem:
             try:
-                if digest(checkpoint.path / name) != record:
-                    problem = f"{shown(name)} is damaged: its sha256 is not the manifest's"
+                if describe_file(checkpoint.path / name) != record:
+                    problem = f"{shown_name(name)} is damaged: its sha256 is not the manifest's"
             except OSError as error:
-                problem = f"{shown(name)} cannot be read: {error.strerror}"
+                problem = f"{shown_name(name)} cannot be read: {error.strerror}"
         problems += [problem] if problem else []
         seen(record.size)
     return problems
 
 
-def resolve(text: str | None, root: Path = Path("experiments")) -> list[Checkpoint]:
+def resolve_checkpoints(text: str | None, root: Path = Path("experiments")) -> list[Checkpoint]:
     """Return the checkpoints that a user means: newest first, never empty.
 
     `text` is a step's directory, a directory of checkpoints, or an experiment by directory or name.
     None stands for the newest experiment that has a checkpoint.
     """
-    known = experiments.every(Where(experiments=root))
+    known = experiments.list_experiments(Where(experiments=root))
     if text is None:
         for candidate in reversed(known):
-            if checkpoints := newest_first(every((candidate.path / CHECKPOINTS).absolute())):
+            if checkpoints := newest_first(
+                list_checkpoints((candidate.path / CHECKPOINTS).absolute())
+            ):
                 return checkpoints
-        raise UsageError(f"no experiment in {shown(root)} has a checkpoint", ELSEWHERE)
+        raise UsageError(f"no experiment in {shown_name(root)} has a checkpoint", ELSEWHERE)
     tried = []
     plain = Path(expanded(text))
     for path in dict.fromkeys(((root / plain).absolute(), plain.absolute())):
-        checkpoint = load(path)
+        checkpoint = load_checkpoint(path)
         if checkpoint.files or (STEP.fullmatch(path.name) and checkpoint.path.is_dir()):
             return [checkpoint]
         for inner in (path / CHECKPOINTS, path):
-            if checkpoints := newest_first(every(inner)):
+            if checkpoints := newest_first(list_checkpoints(inner)):
                 return checkpoints
             tried.append(inner)
     there = any(path.exists() for path in tried)
     hint = "" if there else nearest(text, [candidate.name for candidate in known])
     raise UsageError(
         f"there is no checkpoint in {text!r}{hint}",
-        f"looked in {', '.join(map(shown, tried))}; {ELSEWHERE}",
+        f"looked in {', '.join(map(shown_name, tried))}; {ELSEWHERE}",
     )
 
 
@@ -259,7 +263,7 @@ def newest_first(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
 # -- removing ---------------------------------------------------------------------------------
 
 
-def prune(
+def prune_checkpoints(
     directory: Path,
     keep: int,
     is_ours: Callable[[Checkpoint], bool] = lambda checkpoint: True,
@@ -271,7 +275,7 @@ def prune(
     The best checkpoint stays. A checkpoint with a problem does not count towards `keep`. A
     directory without a manifest may belong to another program, and stays.
     """
-    checkpoints = newest_first(filter(is_ours, every(directory)))
+    checkpoints = newest_first(filter(is_ours, list_checkpoints(directory)))
     best = directory / BEST
     kept = [at for at, checkpoint in enumerate(checkpoints) if counts(checkpoint)][: max(keep, 1)]
     old = [
@@ -279,14 +283,14 @@ def prune(
         for checkpoint in reversed(checkpoints[kept[-1] + 1 :] if kept else [])
         if checkpoint.files and not (best.exists() and best.samefile(checkpoint.path))
     ]
-    with _as_job_failure(f"old checkpoints in {shown(directory)} could not be removed"):
+    with _as_job_failure(f"old checkpoints in {shown_name(directory)} could not be removed"):
         _remove(directory, [(checkpoint.step, checkpoint.path) for checkpoint in old])
     return [checkpoint.path for checkpoint in old]
 
 
-def clean(directory: Path, token: str) -> None:
+def remove_interrupted(directory: Path, token: str) -> None:
     """Remove the hidden directories of interrupted runs, except those with this run's token."""
-    with _as_job_failure(f"leftovers of a crash in {shown(directory)} could not be removed"):
+    with _as_job_failure(f"leftovers of a crash in {shown_name(directory)} could not be removed"):
         old = [
             (step, path)
             for step, kind, path in _entries(directory)
@@ -295,7 +299,7 @@ def clean(directory: Path, token: str) -> None:
         _remove(directory, old)
 
 
-def discard(partial: Path, step: int) -> None:
+def discard_partial(partial: Path, step: int) -> None:
     """Remove a directory that this run has begun to write."""
     if partial.exists():
         _remove(partial.parent, [(step, partial)])
@@ -307,5 +311,5 @@ def _remove(directory: Path, old: Sequence[tuple[int, Path]]) -> None:
     for (_, path), gone in zip(old, hidden, strict=True):
         hide(path, gone)
     for gone in hidden:
-        # A file in use stays until the next clean().
+        # A file in use stays until the next remove_interrupted().
         delete(gone)

@@ -268,7 +268,7 @@ def read_record(directory: int, path: Path, *, trusted: bool = False) -> JobReco
     with files.open_plain(RECORD, directory) as file:
         problem = others(os.fstat(directory)) or others(os.fstat(file.fileno()))
         record = decode(JobRecord, parse(file.read(LARGEST_RECORD_BYTES)), newer=True)
-    if problem and not trusted and trust.signature(directory, record.orders) != problem:
+    if problem and not trusted and trust.signed_exposure(directory, record.orders) != problem:
         raise Untrusted(path, problem)
     return record
 
@@ -355,13 +355,13 @@ class Experiment:
 
         The record on disk has a valid signature at every moment.
         """
-        trust.sign(self.path, record.orders)
+        trust.sign_orders(self.path, record.orders)
         self.write_record(record)
 
     def is_launched_here(self, record: JobRecord) -> bool:
         """Return True if this login launched the job or the user trusts its record."""
         with contextlib.suppress(OSError), files.opened(self.path) as directory:
-            return self.trusted or trust.signature(directory, record.orders) is not None
+            return self.trusted or trust.signed_exposure(directory, record.orders) is not None
         return self.trusted
 
     def check_launched(self, record: JobRecord) -> None:
@@ -377,7 +377,7 @@ class Experiment:
                 f" another home), or its owner's word will do, add {TRUST}",
             )
         if self.trusted and self.path.stat().st_uid == os.geteuid():
-            trust.sign(self.path, record.orders)
+            trust.sign_orders(self.path, record.orders)
 
     @property
     def elsewhere(self) -> bool:

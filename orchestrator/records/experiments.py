@@ -32,7 +32,7 @@ def check_name(name: str) -> None:
         )
 
 
-def create(root: Path, name: str) -> Experiment:
+def create_experiment(root: Path, name: str) -> Experiment:
     """Create experiments/<name>_YYYYMMDD_HHMMSS, unique even for two launches in one second."""
     check_name(name)
     try:
@@ -64,12 +64,12 @@ def _new_directory(root: Path, name: str) -> Path:
     raise UsageError(f"all names {name}_... of the next hour are taken in {root}")
 
 
-def at(path: Path) -> Experiment:
+def experiment_at(path: Path) -> Experiment:
     """Return the experiment of this directory, which a program of this login named."""
     return Experiment(path)
 
 
-def every(where: Where) -> list[Experiment]:
+def list_experiments(where: Where) -> list[Experiment]:
     """Return all experiments of a directory, the newest last, by the times in their names.
 
     Experiments that another user may have written are left out, unless they are trusted.
@@ -84,13 +84,13 @@ def every(where: Where) -> list[Experiment]:
 def read_in(directory: int, name: str, where: Where) -> tuple[JobRecord, bool]:
     """Return the record in an open directory, and whether this login launched or trusts it."""
     record = read_record(directory, Path(name), trusted=where.trust_record)
-    return record, where.trust_record or trust.signature(directory, record.orders) is not None
+    return record, where.trust_record or trust.signed_exposure(directory, record.orders) is not None
 
 
-def unfinished(where: Where) -> list[Experiment]:
+def unfinished_experiments(where: Where) -> list[Experiment]:
     """Return the experiments that are not over by their records, the newest last."""
     found = []
-    for experiment in every(where):
+    for experiment in list_experiments(where):
         # An experiment without a readable record has no running job.
         with contextlib.suppress(UsageError):
             found += [experiment] * (not experiment.read_record().over)
@@ -129,7 +129,7 @@ def _entries(root: Path) -> list[tuple[Path, str]]:
     return experiments
 
 
-def find(where: Where, wanted: str | None) -> Experiment | None:
+def find_experiment(where: Where, wanted: str | None) -> Experiment | None:
     """Find an experiment by directory or name. Without a name, return the newest trusted one.
 
     The machines of a job that was started by hand may share a disk. Without a name, this machine's
@@ -138,7 +138,7 @@ def find(where: Where, wanted: str | None) -> Experiment | None:
     if wanted == "":
         raise UsageError("the name of the experiment is empty", EMPTY)
     if wanted is None:
-        known = every(where)[::-1]
+        known = list_experiments(where)[::-1]
         return next(
             (candidate for candidate in known if not candidate.elsewhere),
             known[0] if known else None,
@@ -158,22 +158,22 @@ def find(where: Where, wanted: str | None) -> Experiment | None:
     return None
 
 
-def known(where: Where, wanted: str | None) -> Experiment:
-    """Find an experiment as find() does. Raise UsageError if it does not exist."""
-    experiment = find(where, wanted)
+def require_experiment(where: Where, wanted: str | None) -> Experiment:
+    """Find an experiment as find_experiment() does. Raise UsageError if it does not exist."""
+    experiment = find_experiment(where, wanted)
     if experiment is None:
-        raise missing(where, wanted)
+        raise missing_experiment(where, wanted)
     return experiment
 
 
-def missing(where: Where, wanted: str | None) -> UsageError:
+def missing_experiment(where: Where, wanted: str | None) -> UsageError:
     """Return the error for an experiment that does not exist, with the closest name.
 
     A user in a new terminal is often in another directory, so the fix explains where to look.
     """
     which = f" {wanted!r}" * bool(wanted)
     what = f"there is no experiment{which} in {where.experiments.absolute()}"
-    names = [candidate.name for candidate in every(where)]
+    names = [candidate.name for candidate in list_experiments(where)]
     if names:
         begun = [f"; did you mean {name!r}?" for name in names if name.startswith(wanted or " ")]
         what += begun[-1] if begun else nearest(wanted or "", names)
@@ -188,4 +188,4 @@ def missing(where: Where, wanted: str | None) -> UsageError:
 def of_slurm_job(root: Path, job: str) -> Experiment | None:
     """Return the newest experiment that was submitted or started as this Slurm job."""
     where = Where(experiments=root.absolute())
-    return next((each for each in every(where)[::-1] if each.slurm_job() == job), None)
+    return next((each for each in list_experiments(where)[::-1] if each.slurm_job() == job), None)

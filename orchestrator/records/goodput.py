@@ -187,7 +187,7 @@ def accounts_in(path: Path) -> dict[int, Account]:
     return accounts
 
 
-def of(record: JobRecord, experiment: Path, now: float) -> dict[str, float]:
+def goodput_seconds(record: JobRecord, experiment: Path, now: float) -> dict[str, float]:
     """Return the seconds of each part, up to now or to the end of the job."""
     parts = divide(spans_of(record, now), accounts_in(experiment / ACCOUNT))
     return {name: round(seconds, 3) for name, seconds in parts.items()}

@@ -71,7 +71,7 @@ def code(key: bytes, orders: Orders, exposed: str) -> str:
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
-def sign(directory: Path, orders: Orders) -> None:
+def sign_orders(directory: Path, orders: Orders) -> None:
     """Sign a record's orders as this login. On a full disk, they stay unsigned."""
     key = make_key()
     if key is None:
@@ -91,7 +91,7 @@ def read(path: str | Path, directory: int | None = None) -> dict[str, Any]:
     return dict(json.loads(files.read_plain(path, directory, 4096)))
 
 
-def signature(directory: int, orders: Orders) -> str | None:
+def signed_exposure(directory: int, orders: Orders) -> str | None:
     """Return how exposed the directory was when this login signed the orders, else None.
 
     The signature of the previous record counts as well: that record stays until the new one is

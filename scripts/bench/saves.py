@@ -147,7 +147,7 @@ def hashing(state: dict[str, Tensor], call: Callable[[], object]) -> None:
 
 
 def here(place: Path) -> list[checkpoint_store.Checkpoint]:
-    return checkpoint_store.every(place / "ours")
+    return checkpoint_store.list_checkpoints(place / "ours")
 
 
 def quiet(_: object) -> None:

@@ -8,9 +8,9 @@ from orchestrator.records.checkpoint_manifest import FileRecord
 from orchestrator.records.checkpoint_parts import (
     CheckpointCandidate,
     Holding,
-    candidates,
-    deliveries,
+    list_candidates,
     nothing_whole,
+    plan_deliveries,
 )
 
 ALL = {name: FileRecord(10, name * 64) for name in "abc"}
@@ -24,12 +24,14 @@ def holding(
 
 
 def found(*holdings: Holding) -> CheckpointCandidate:
-    return candidates(holdings)[0]
+    return list_candidates(holdings)[0]
 
 
 def moves(candidate: CheckpointCandidate, **needs: str) -> list[str]:
     wanted = {int(node[1:]): set(names) for node, names in needs.items()}
-    return [f"{each.name}: {each.source}>{each.target}" for each in deliveries(candidate, wanted)]
+    return [
+        f"{each.name}: {each.source}>{each.target}" for each in plan_deliveries(candidate, wanted)
+    ]
 
 
 def test_candidate_is_whole_if_each_file_is_somewhere() -> None:
@@ -41,7 +43,9 @@ def test_candidate_is_whole_if_each_file_is_somewhere() -> None:
 
 
 def test_files_of_two_saves_are_not_combined() -> None:
-    two = candidates([holding(0, "ab"), holding(1, "c", save="other"), holding(2, "c", step=4)])
+    two = list_candidates(
+        [holding(0, "ab"), holding(1, "c", save="other"), holding(2, "c", step=4)]
+    )
     assert [each.whole for each in two] == [False] * 3
     assert [each.step for each in two] == [8, 8, 4]
 
@@ -61,7 +65,7 @@ def test_later_saved_candidate_comes_first() -> None:
     """The order does not follow the step, because a training may have gone back."""
     early = holding(1, "abc", step=9)
     late = [replace(holding(node, "abc"), created=20.0) for node in (0, 1)]
-    assert [each.step for each in candidates([early, *late])] == [8, 9]
+    assert [each.step for each in list_candidates([early, *late])] == [8, 9]
 
 
 @pytest.mark.parametrize("node, expected", [(0, "m"), (1, "n"), (2, "m")])

@@ -27,11 +27,11 @@ def write(
     directory: Path, step: int, files: Mapping[str, bytes] = FILES, token: str = "run"
 ) -> dict[str, FileRecord]:
     """Write a checkpoint's files as the ranks do before it is published."""
-    place = checkpoint_store.partial(directory, step, token)
+    place = checkpoint_store.partial_path(directory, step, token)
     place.mkdir(parents=True)
     for name, content in files.items():
         (place / name).write_bytes(content)
-    return {name: checkpoint_store.digest(place / name) for name in files}
+    return {name: checkpoint_store.describe_file(place / name) for name in files}
 
 
 def publish(
@@ -43,7 +43,7 @@ def publish(
     files: Mapping[str, FileRecord],
 ) -> Path:
     manifest = Manifest(step, time.time(), progress, world, files)
-    checkpoint_store.describe(place, directory, manifest, list(files))
+    checkpoint_store.write_manifest(place, directory, manifest, list(files))
     return checkpoint_store.put_in_place(place, directory, step)
 
 
@@ -55,7 +55,7 @@ def save(
     created: float | None = None,
 ) -> Path:
     records = write(directory, step, files)
-    place = checkpoint_store.partial(directory, step, "run")
+    place = checkpoint_store.partial_path(directory, step, "run")
     final = publish(place, directory, step, progress, 2, records)
     if created is not None:
         change(final, created=created)
@@ -63,13 +63,13 @@ def save(
 
 
 def steps(directory: Path) -> list[int]:
-    return [one.step for one in checkpoint_store.every(directory)]
+    return [one.step for one in checkpoint_store.list_checkpoints(directory)]
 
 
 def good(directory: Path) -> list[Checkpoint]:
     """Those that verify; what only looks whole must not exist."""
-    found = [one for one in checkpoint_store.every(directory) if one.complete]
-    assert [checkpoint_store.verify(one) for one in found] == [[]] * len(found)
+    found = [one for one in checkpoint_store.list_checkpoints(directory) if one.complete]
+    assert [checkpoint_store.verify_checkpoint(one) for one in found] == [[]] * len(found)
     return found
 
 
@@ -91,9 +91,9 @@ def test_published_checkpoint_is_found(tmp_path: Path) -> None:
     before = time.time()
     for step in (20, 120, 3):
         place = save(tmp_path, step, progress={**progress, "step": step})
-        assert place == tmp_path / f"step_{step:08d}" == checkpoint_store.final(tmp_path, step)
+        assert place == tmp_path / f"step_{step:08d}" == checkpoint_store.final_path(tmp_path, step)
     assert listing(tmp_path) == ["step_00000003", "step_00000020", "step_00000120"]
-    found = checkpoint_store.every(tmp_path)
+    found = checkpoint_store.list_checkpoints(tmp_path)
     assert [one.step for one in found] == [120, 20, 3]
     newest = found[0]
     assert newest.path == tmp_path / "step_00000120"
@@ -131,7 +131,7 @@ def test_saving_step_again_replaces_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["file", "link", "directory"])
 def test_publish_refuses_name_that_is_taken(tmp_path: Path, kind: str) -> None:
-    place = checkpoint_store.final(tmp_path, 5)
+    place = checkpoint_store.final_path(tmp_path, 5)
     (tmp_path / "elsewhere").mkdir()
     if kind == "link":
         place.symlink_to(tmp_path / "elsewhere")
@@ -158,7 +158,7 @@ def test_publish_refuses_incomplete_files(
     tmp_path: Path, spoil: Callable[[Path, dict[str, FileRecord]], None], words: str
 ) -> None:
     files = write(tmp_path, 5)
-    place = checkpoint_store.partial(tmp_path, 5, "run")
+    place = checkpoint_store.partial_path(tmp_path, 5, "run")
     spoil(place, files)
     with pytest.raises(JobFailed, match=words):
         publish(place, tmp_path, 5, None, 2, files)
@@ -199,14 +199,14 @@ def ends_at(number: int, failure: BaseException, *, once: bool) -> Iterator[None
 def first_save(directory: Path) -> Callable[[], object]:
     save(directory, 1, progress="old")
     records = write(directory, 2)
-    place = checkpoint_store.partial(directory, 2, "run")
+    place = checkpoint_store.partial_path(directory, 2, "run")
     return lambda: publish(place, directory, 2, "new", 2, records)
 
 
 def prune(directory: Path) -> Callable[[], object]:
     for step in (1, 2, 3):
         save(directory, step)
-    return lambda: checkpoint_store.prune(directory, 1)
+    return lambda: checkpoint_store.prune_checkpoints(directory, 1)
 
 
 def clean(directory: Path) -> Callable[[], object]:
@@ -214,7 +214,7 @@ def clean(directory: Path) -> Callable[[], object]:
         save(directory, step)
     shutil.copytree(directory / "step_00000002", directory / ".step_00000002.c.gone")
     write(directory, 4, token="earlier")
-    return lambda: checkpoint_store.clean(directory, "later")
+    return lambda: checkpoint_store.remove_interrupted(directory, "later")
 
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -244,12 +244,12 @@ def test_kill_or_error_leaves_whole_checkpoints(
             break
         assert max(one.step for one in good(directory)) >= before, listing(directory)
         seen = [(one.step, one.progress) for one in good(directory)]
-        checkpoint_store.clean(directory, "later")
+        checkpoint_store.remove_interrupted(directory, "later")
         assert [(one.step, one.progress) for one in good(directory)] == seen
         assert [name for name in listing(directory) if name.startswith(".")] == []
         assert len(listing(directory)) == len(seen), "half of one has a name"
         save(directory, before + 1)
-        assert checkpoint_store.prune(directory, 1)
+        assert checkpoint_store.prune_checkpoints(directory, 1)
         assert steps(directory) == [before + 1]
     assert number > 5
 
@@ -267,13 +267,15 @@ def test_verify_finds_any_flipped_bit(data: st.DataObject) -> None:
         bit = data.draw(st.integers(0, len(content) * 8 - 1))
         content[bit // 8] ^= 1 << bit % 8
         (place / file).write_bytes(content)
-        (found,) = checkpoint_store.every(Path(name))
+        (found,) = checkpoint_store.list_checkpoints(Path(name))
         # The sizes are right, so only a full read finds the damage.
         assert found.complete
-        assert checkpoint_store.verify(found) == [
+        assert checkpoint_store.verify_checkpoint(found) == [
             f"{file} is damaged: its sha256 is not the manifest's"
         ]
-        assert checkpoint_store.verify(found, [one for one in FILES if one != file]) == []
+        assert (
+            checkpoint_store.verify_checkpoint(found, [one for one in FILES if one != file]) == []
+        )
 
 
 @pytest.mark.parametrize(
@@ -293,10 +295,10 @@ def test_damaged_file_makes_checkpoint_incomplete(
     place = save(tmp_path, 5)
     save(tmp_path, 4)
     spoil(place / "__0_0.distcp")
-    newest, whole = checkpoint_store.every(tmp_path)
+    newest, whole = checkpoint_store.list_checkpoints(tmp_path)
     assert (newest.complete, newest.problem) == (False, words)
-    assert checkpoint_store.verify(newest) == [words]
-    assert checkpoint_store.verify(newest, ["__1_0.distcp"]) == []
+    assert checkpoint_store.verify_checkpoint(newest) == [words]
+    assert checkpoint_store.verify_checkpoint(newest, ["__1_0.distcp"]) == []
     assert whole.complete
 
 
@@ -349,12 +351,12 @@ def test_invalid_manifest_makes_checkpoint_incomplete(
 ) -> None:
     save(tmp_path, 4)
     change(save(tmp_path, 5), **fields)
-    wrong, whole = checkpoint_store.every(tmp_path)
+    wrong, whole = checkpoint_store.list_checkpoints(tmp_path)
     assert (wrong.step, wrong.complete) == (5, False)
     assert words in wrong.problem
-    assert any(words in problem for problem in checkpoint_store.verify(wrong))
+    assert any(words in problem for problem in checkpoint_store.verify_checkpoint(wrong))
     assert whole.complete
-    checkpoint_store.prune(tmp_path, 1)
+    checkpoint_store.prune_checkpoints(tmp_path, 1)
     assert steps(tmp_path) == [5, 4]
 
 
@@ -376,9 +378,13 @@ def test_unreadable_manifest_is_a_problem(
 ) -> None:
     path = save(tmp_path, 5) / "manifest.json"
     path.unlink() if content is None else path.write_bytes(content)
-    (found,) = checkpoint_store.every(tmp_path)
+    (found,) = checkpoint_store.list_checkpoints(tmp_path)
     assert words in found.problem
-    assert checkpoint_store.verify(found) == [found.problem] == checkpoint_store.verify(found, [])
+    assert (
+        checkpoint_store.verify_checkpoint(found)
+        == [found.problem]
+        == checkpoint_store.verify_checkpoint(found, [])
+    )
     assert not found.files
 
 
@@ -392,7 +398,7 @@ def test_manifest_that_is_no_plain_file_is_refused(tmp_path: Path, kind: str) ->
         os.mkfifo(path)
     else:
         path.symlink_to(kept)
-    (found,) = checkpoint_store.every(tmp_path)
+    (found,) = checkpoint_store.list_checkpoints(tmp_path)
     assert found.problem == "manifest.json is not a plain file"
 
 
@@ -420,8 +426,8 @@ def test_foreign_directories_are_left_alone(tmp_path: Path, name: str) -> None:
     save(tmp_path, 7)
     save(tmp_path, 6).rename(tmp_path / name)
     assert steps(tmp_path) == [7]
-    assert checkpoint_store.prune(tmp_path, 1) == []
-    checkpoint_store.clean(tmp_path, "")
+    assert checkpoint_store.prune_checkpoints(tmp_path, 1) == []
+    checkpoint_store.remove_interrupted(tmp_path, "")
     assert name in listing(tmp_path)
 
 
@@ -432,8 +438,8 @@ def test_links_are_never_followed(tmp_path: Path, name: str) -> None:
     save(directory, 7)
     (directory / name).symlink_to(elsewhere)
     assert steps(directory) == [7]
-    assert checkpoint_store.prune(directory, 1) == []
-    checkpoint_store.clean(directory, "")
+    assert checkpoint_store.prune_checkpoints(directory, 1) == []
+    checkpoint_store.remove_interrupted(directory, "")
     assert (directory / name).is_symlink()
     assert len(good(tmp_path / "elsewhere")) == 1
 
@@ -445,10 +451,10 @@ def test_odd_file_names_are_handled(tmp_path: Path, name: str) -> None:
     save(directory, 6, {name: b"content"})
     assert len(good(directory)) == 2
     (directory / "step_00000006" / name).unlink()
-    assert checkpoint_store.every(directory)[0].problem.isprintable()
-    assert [one.step for one in checkpoint_store.resolve(name, tmp_path)] == [6, 5]
+    assert checkpoint_store.list_checkpoints(directory)[0].problem.isprintable()
+    assert [one.step for one in checkpoint_store.resolve_checkpoints(name, tmp_path)] == [6, 5]
     (directory / "step_00000006" / name).write_bytes(b"content")
-    assert checkpoint_store.prune(directory, 1) == [directory / "step_00000005"]
+    assert checkpoint_store.prune_checkpoints(directory, 1) == [directory / "step_00000005"]
     assert len(good(directory)) == 1
 
 
@@ -463,7 +469,7 @@ def test_unreadable_directory_is_an_error(
 
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(UsageError, match=os.strerror(number)):
-        checkpoint_store.every(tmp_path)
+        checkpoint_store.list_checkpoints(tmp_path)
 
 
 def experiment(root: Path, name: str, *saved: int) -> Path:
@@ -502,7 +508,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_resolve_accepts_names_and_paths(root: Path, text: str | None, expected: list[int]) -> None:
-    found = checkpoint_store.resolve(text, Path("experiments"))
+    found = checkpoint_store.resolve_checkpoints(text, Path("experiments"))
     assert [one.step for one in found] == expected
     assert all(one.path.is_absolute() for one in found)
 
@@ -511,7 +517,7 @@ def test_resolve_orders_by_time_saved(tmp_path: Path) -> None:
     """Two runs saved under one name, and the earlier one had come further."""
     for when, step in ((100.0, 14), (200.0, 2), (300.0, 4)):
         save(tmp_path / "mine", step, created=when)
-    resolved = checkpoint_store.resolve(str(tmp_path / "mine"), tmp_path)
+    resolved = checkpoint_store.resolve_checkpoints(str(tmp_path / "mine"), tmp_path)
     assert [checkpoint.step for checkpoint in resolved] == [4, 2, 14]
 
 
@@ -528,7 +534,7 @@ def test_resolve_orders_by_time_saved(tmp_path: Path) -> None:
 )
 def test_resolve_rejects_unknown_checkpoint(root: Path, text: str, words: str) -> None:
     with pytest.raises(UsageError, match=words) as error:
-        checkpoint_store.resolve(text)
+        checkpoint_store.resolve_checkpoints(text)
     assert f"did you mean {text!r}" not in str(error.value)
 
 
@@ -567,9 +573,11 @@ def make(directory: Path, kinds: str) -> None:
 def test_prune_keeps_newest(tmp_path: Path, kinds: str, keep: int, left: list[int]) -> None:
     make(tmp_path, kinds)
     before = steps(tmp_path)
-    gone = checkpoint_store.prune(tmp_path, keep)
+    gone = checkpoint_store.prune_checkpoints(tmp_path, keep)
     assert steps(tmp_path) == left
-    assert gone == [checkpoint_store.final(tmp_path, s) for s in sorted(set(before) - set(left))]
+    assert gone == [
+        checkpoint_store.final_path(tmp_path, s) for s in sorted(set(before) - set(left))
+    ]
     assert len(listing(tmp_path)) == len(left)
 
 
@@ -580,16 +588,18 @@ def test_prune_keeps_checkpoints_saved_after_going_back(
     """Step 30 was damaged, say, and so was 20: it went on from 10."""
     for when, step in enumerate((10, 20, 30, 15)):
         save(tmp_path, step, created=100.0 + when)
-    checkpoint_store.prune(tmp_path, keep)
+    checkpoint_store.prune_checkpoints(tmp_path, keep)
     assert steps(tmp_path) == left
 
 
 def test_prune_keeps_checkpoints_of_other_run(tmp_path: Path) -> None:
     for step in range(1, 7):
         save(tmp_path, step, progress={"run": step % 2})
-    pruned = checkpoint_store.prune(tmp_path, 1, lambda found: found.progress["run"] == 1)
+    pruned = checkpoint_store.prune_checkpoints(
+        tmp_path, 1, lambda found: found.progress["run"] == 1
+    )
     assert [path.name for path in pruned] == ["step_00000001", "step_00000003"]
-    assert [found.step for found in checkpoint_store.every(tmp_path)] == [6, 5, 4, 2]
+    assert [found.step for found in checkpoint_store.list_checkpoints(tmp_path)] == [6, 5, 4, 2]
 
 
 def test_clean_removes_partial_checkpoints(tmp_path: Path) -> None:
@@ -599,7 +609,7 @@ def test_clean_removes_partial_checkpoints(tmp_path: Path) -> None:
     (tmp_path / ".step_00000004.abc.gone").mkdir()
     (tmp_path / ".seen_mine_0").touch()
     assert steps(tmp_path) == [3]
-    checkpoint_store.clean(tmp_path, "mine")
+    checkpoint_store.remove_interrupted(tmp_path, "mine")
     assert listing(tmp_path) == [".seen_mine_0", ".step_00000005.mine.partial", "step_00000003"]
-    checkpoint_store.clean(tmp_path, "")
+    checkpoint_store.remove_interrupted(tmp_path, "")
     assert listing(tmp_path) == [".seen_mine_0", "step_00000003"]

@@ -19,7 +19,7 @@ from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.records.experiments import create, every, find
+from orchestrator.records.experiments import create_experiment, find_experiment, list_experiments
 from orchestrator.records.outcome import Head, JobVerdict
 
 NODE = NodeRecord(0, "bob@gpu01", "gpu01", "bob", None, "10.0.0.1", "/usr/bin/python3", 0, 2)
@@ -50,7 +50,7 @@ def made(root: Path, name: str, with_record: bool = True) -> Path:
 
 
 def test_create_makes_experiment_directory(tmp_path: Path) -> None:
-    place = create(tmp_path / "deep" / "experiments", "run")
+    place = create_experiment(tmp_path / "deep" / "experiments", "run")
     assert place.path.is_absolute()
     assert re.fullmatch(r"run_\d{8}_\d{6}", place.name)
     stamp = time.mktime(time.strptime(place.name[4:], "%Y%m%d_%H%M%S"))
@@ -60,14 +60,15 @@ def test_create_makes_experiment_directory(tmp_path: Path) -> None:
     # Git ignores all of them.
     assert ignored.splitlines()[-1] == "*"
     # This directory is another user's.
-    create(tmp_path, "run")
+    create_experiment(tmp_path, "run")
     assert not (tmp_path / ".gitignore").exists()
 
 
 def test_concurrent_creates_get_distinct_names(tmp_path: Path) -> None:
     places: list[Experiment] = []
     threads = [
-        threading.Thread(target=lambda: places.append(create(tmp_path, "run"))) for _ in range(20)
+        threading.Thread(target=lambda: places.append(create_experiment(tmp_path, "run")))
+        for _ in range(20)
     ]
     for thread in threads:
         thread.start()
@@ -79,7 +80,7 @@ def test_concurrent_creates_get_distinct_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "-x", ".x", "a b", "é", "a\n", "x" * 101])
 def test_create_refuses_invalid_name(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="cannot name an experiment"):
-        create(tmp_path, name)
+        create_experiment(tmp_path, name)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -87,12 +88,12 @@ def test_create_explains_unusable_root(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for root in (tmp_path / "file", tmp_path / "file" / "inner"):
         with pytest.raises(UsageError, match="no experiment can be created") as failed:
-            create(root, "run")
+            create_experiment(root, "run")
         assert "--experiments" in failed.value.fix
 
 
 def test_discard_removes_empty_experiment(tmp_path: Path) -> None:
-    create(tmp_path, "run").discard()
+    create_experiment(tmp_path, "run").discard()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -245,21 +246,21 @@ def test_every_orders_by_time_in_name(tmp_path: Path) -> None:
     (tmp_path / "file_20270101_000000").write_text("")
     (tmp_path / "link_20270101_000000").symlink_to(tmp_path / "z_20250101_000000")
     (tmp_path / ".gitkeep").write_text("")
-    assert [found.name for found in every(Where(experiments=tmp_path))] == [
+    assert [found.name for found in list_experiments(Where(experiments=tmp_path))] == [
         "b_20240101_000000",
         "z_20250101_000000",
         "a_20260301_120000",
         "multi_node_20260301_120001",
     ]
-    assert every(Where(experiments=tmp_path / "none")) == []
-    assert every(Where(experiments=tmp_path / "file_20270101_000000")) == []
+    assert list_experiments(Where(experiments=tmp_path / "none")) == []
+    assert list_experiments(Where(experiments=tmp_path / "file_20270101_000000")) == []
 
 
 def test_find_without_name_returns_newest(tmp_path: Path) -> None:
-    assert find(Where(experiments=tmp_path), None) is None
+    assert find_experiment(Where(experiments=tmp_path), None) is None
     made(tmp_path, "a_20260101_000000")
     newest = made(tmp_path, "a_20260101_000001")
-    found = find(Where(experiments=tmp_path), None)
+    found = find_experiment(Where(experiments=tmp_path), None)
     assert found is not None
     assert found.path == newest
 
@@ -271,14 +272,14 @@ def test_find_accepts_name_or_directory(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     for wanted in ("a_20260101_000000", "a_20260101_000000/", str(path),
                    "experiments/a_20260101_000000"):  # fmt: skip
-        found = find(Where(), wanted)
+        found = find_experiment(Where(), wanted)
         assert found is not None
         assert found.path == path
-    found = find(Where(experiments=root), "copied")
+    found = find_experiment(Where(experiments=root), "copied")
     assert found is not None
     assert found.path == elsewhere
     for wanted in ("b", "a_20260101", ".", "experiments"):
-        assert find(Where(experiments=root), wanted) is None
+        assert find_experiment(Where(experiments=root), wanted) is None
 
 
 def test_known_suggests_where_experiment_may_be(
@@ -288,7 +289,7 @@ def test_known_suggests_where_experiment_may_be(
 
     def error(wanted: str | None) -> UsageError:
         with pytest.raises(UsageError) as raised:
-            experiments.known(Where(), wanted)
+            experiments.require_experiment(Where(), wanted)
         return raised.value
 
     made(tmp_path / "project" / "experiments", "run_20260102_000000")
@@ -304,7 +305,7 @@ def test_known_suggests_where_experiment_may_be(
     assert error("other").fix.startswith("the newest is run_2")
     with pytest.raises(UsageError, match="name of the experiment is empty"):
         # This is "$EXP" with EXP unset; it does not mean the newest.
-        find(Where(), "")
+        find_experiment(Where(), "")
 
 
 # -- choosing a part of it --------------------------------------------------------------------

@@ -31,7 +31,7 @@ def test_not_sent_explains_missing_file(message: str, fix: str, tmp_path: Path) 
         (tree / name).write_text("x")
     message = message.replace(f"{NODE}/TREE", f"{NODE}/{'/'.join(tree.parts[-3:])}")
     message, fix = (each.replace("/TREE", str(tree)) for each in (message, fix))
-    directory = experiments.create(tmp_path, "run")
+    directory = experiments.create_experiment(tmp_path, "run")
     assert manifest.not_sent(directory, message) == ""
     for sent in (True, False):  # nodes that share the directory lack it, as it was not there
         known = {"directory": str(tree), "tree": "abc" if sent else None}

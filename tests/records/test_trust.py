@@ -14,7 +14,7 @@ from orchestrator.config.launch import Where
 from orchestrator.head.follow.streams.node_logs import AppendOnly
 from orchestrator.records import experiments, trust
 from orchestrator.records.experiment import Experiment, Untrusted
-from orchestrator.records.experiments import create, every, find
+from orchestrator.records.experiments import create_experiment, find_experiment, list_experiments
 from tests.records.test_experiment import NODE, record
 
 # No account has this user and group number.
@@ -24,7 +24,7 @@ root_only = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a f
 
 @pytest.fixture
 def launched(tmp_path: Path) -> Iterator[Experiment]:
-    made = create(tmp_path / "experiments", "run")
+    made = create_experiment(tmp_path / "experiments", "run")
     made.write_signed(record())
     yield made
 
@@ -36,7 +36,7 @@ def launched(tmp_path: Path) -> Iterator[Experiment]:
 def test_files_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        made = create(tmp_path / "experiments", "run")
+        made = create_experiment(tmp_path / "experiments", "run")
         made.write_signed(record())
         made.lock()
         made.unlock()
@@ -55,17 +55,17 @@ def test_files_are_private_under_any_umask(tmp_path: Path, umask: int) -> None:
 @pytest.mark.parametrize("which", [".", "job.json"])
 def test_experiment_writable_by_others_is_refused(launched: Experiment, which: str) -> None:
     root, path = launched.path.parent, launched.path
-    assert [found.path for found in every(Where(experiments=root))] == [path]
+    assert [found.path for found in list_experiments(Where(experiments=root))] == [path]
     (path / which).chmod(0o777)
-    assert every(Where(experiments=root)) == []
-    assert find(Where(experiments=root), None) is None
-    named = find(Where(experiments=root), path.name)
+    assert list_experiments(Where(experiments=root)) == []
+    assert find_experiment(Where(experiments=root), None) is None
+    named = find_experiment(Where(experiments=root), path.name)
     assert named is not None
     with pytest.raises(Untrusted, match="may be written by everybody") as refused:
         named.read_record()
     assert f"chmod -R go-w {path}; or add --trust-record" in refused.value.fix
     assert [found.problem for found in experiments.passed_over(root)] == [refused.value.problem]
-    trusted = find(Where(experiments=root, trust_record=True), None)
+    trusted = find_experiment(Where(experiments=root, trust_record=True), None)
     assert trusted is not None
     assert trusted.read_record() == record()
 
@@ -74,7 +74,7 @@ def test_experiment_writable_by_others_is_refused(launched: Experiment, which: s
 @pytest.mark.parametrize("which", [".", "job.json"])
 def test_experiment_of_other_user_is_refused(launched: Experiment, which: str) -> None:
     os.chown(launched.path / which, OTHER, OTHER)
-    assert every(Where(experiments=launched.path.parent)) == []
+    assert list_experiments(Where(experiments=launched.path.parent)) == []
     with pytest.raises(Untrusted, match=f"belongs to user {OTHER}") as refused:
         launched.read_record()
     assert refused.value.fix.startswith("add --trust-record")
@@ -92,19 +92,21 @@ def test_group_write_is_accepted_for_private_group(launched: Experiment) -> None
 def test_record_that_is_a_link_is_refused(launched: Experiment, tmp_path: Path) -> None:
     (launched.path / "job.json").rename(tmp_path / "job.json")
     (launched.path / "job.json").symlink_to(tmp_path / "job.json")
-    assert every(Where(experiments=launched.path.parent)) == []
+    assert list_experiments(Where(experiments=launched.path.parent)) == []
     with pytest.raises(UsageError, match="is not the record of a job"):
         launched.read_record()
 
 
 def test_signature_decides_on_disk_without_modes(tmp_path: Path) -> None:
     """CIFS shows 0777 for all, also for what was just made 0700: then the signature decides."""
-    made = create(tmp_path / "experiments", "run")
+    made = create_experiment(tmp_path / "experiments", "run")
     made.path.chmod(0o777)
     # At its launch no other user knew of the directory.
     made.write_signed(record())
     assert made.read_record() == record()
-    assert [found.path for found in every(Where(experiments=made.path.parent))] == [made.path]
+    assert [found.path for found in list_experiments(Where(experiments=made.path.parent))] == [
+        made.path
+    ]
     made.write_record(record(ssh_config="/tmp/theirs"))
     with pytest.raises(Untrusted):
         made.read_record()

@@ -72,7 +72,7 @@ class Checkpointing:
             self._save_into(store)
             store.finish()
             store.leave()
-        return checkpoint_store.final(store.directory, self.state.step)
+        return checkpoint_store.final_path(store.directory, self.state.step)
 
     def load(self, path: Path) -> Path:
         """Load one step, or the newest in a directory that verifies; return that step's path."""

@@ -126,8 +126,8 @@ class Checkpoints:
             )
         if self.locks:
             # Without the lock, another store of this process may be writing.
-            checkpoint_store.clean(self.directory, self.token)
-        here = checkpoint_store.every(self.directory) if self.writers.publishes else []
+            checkpoint_store.remove_interrupted(self.directory, self.token)
+        here = checkpoint_store.list_checkpoints(self.directory) if self.writers.publishes else []
         self.latest = max(gather(max((each.created for each in here), default=0.0)))
         own = (each for each in here if is_of(self.run, each.progress))
         self.newest = max((each.step for each in own if each.complete or each.part), default=None)
@@ -272,7 +272,7 @@ class Checkpoints:
         began: float,
         best: bool,
     ) -> None:
-        directory = checkpoint_store.partial(self.directory, step, self.token)
+        directory = checkpoint_store.partial_path(self.directory, step, self.token)
         group, apart = self.writers.group, self.writers.apart
         writer = Writer(directory, apart=apart)
         try:
@@ -298,7 +298,7 @@ class Checkpoints:
         if any(each.text for each in troubles):
             self.in_a_row += 1
             if self.writers.publishes:
-                checkpoint_store.discard(directory, step)
+                checkpoint_store.discard_partial(directory, step)
             self._blame(troubles)
             return
         self.in_a_row, self.newest = 0, step
@@ -318,7 +318,7 @@ class Checkpoints:
     ) -> Mapping[str, FileRecord]:
         """Publish the files that all ranks have written, and prune."""
         ranks, group = self.ranks, self.writers.group
-        final = checkpoint_store.final(self.directory, step)
+        final = checkpoint_store.final_path(self.directory, step)
         records = gather(writer.fs.records, group)
         # Sorted, because files that are written at the same time end in any order.
         files = dict(sorted(item for own in records for item in own.items()))
@@ -335,7 +335,7 @@ class Checkpoints:
             names = [n for n in files if n == METADATA or nodes.writer_of(n) in own]
         place = writer.directory, self.directory
         for action in (
-            functools.partial(checkpoint_store.describe, *place, manifest, names),
+            functools.partial(checkpoint_store.write_manifest, *place, manifest, names),
             functools.partial(checkpoint_store.put_in_place, *place, step),
         ):
             together(action, here=self.writers.publishes, among=group)
@@ -367,7 +367,7 @@ class Checkpoints:
     def prune(self, keep: int) -> None:
         """Remove older checkpoints of this run. Those of other runs stay."""
         if self.writers.publishes:
-            checkpoint_store.prune(self.directory, keep, self._is_ours, self._counts)
+            checkpoint_store.prune_checkpoints(self.directory, keep, self._is_ours, self._counts)
 
     def _is_ours(self, checkpoint: Checkpoint) -> bool:
         return is_of(self.run, checkpoint.progress)

@@ -122,7 +122,7 @@ class Loading:
         self.members = nodes.of_nodes(self.ranks.nodes)
         # True if all ranks see one directory.
         self.shared = shared
-        self.brought = checkpoint_store.partial(room, candidate.step, "brought")
+        self.brought = checkpoint_store.partial_path(room, candidate.step, "brought")
         # Why this candidate is skipped.
         self.problem = ""
         # True once the target is overwritten.
@@ -157,7 +157,9 @@ class Loading:
         if self._is_damaged(map(self._damage_of, self._to_verify({METADATA}))):
             return None
         manifest = self._read(
-            lambda path: checkpoint_manifest.parse((path / checkpoint_manifest.NAME).read_bytes())
+            lambda path: checkpoint_manifest.parse_manifest(
+                (path / checkpoint_manifest.NAME).read_bytes()
+            )
         )
         metadata = self._read(reader.metadata_of)
         shown = "the state" if self.candidate.in_memory else str(self.path)
@@ -167,7 +169,7 @@ class Loading:
             return None
         # The fetched files may be removed once all ranks have read them.
         gather(None)
-        path = self.own or checkpoint_store.final(self.brought.parent, manifest.step)
+        path = self.own or checkpoint_store.final_path(self.brought.parent, manifest.step)
         return Checkpoint(**vars(manifest), path=path)
 
     def _verified_and_read(self, state: Mapping[str, Tensor], needed: set[str]) -> bool:
@@ -222,7 +224,7 @@ class Loading:
         needs: dict[int, set[str]] = {}
         for node, some in gather((self.node, names)):
             needs.setdefault(node, set()).update(some)
-        deliveries = checkpoint_parts.deliveries(self.candidate, needs)
+        deliveries = checkpoint_parts.plan_deliveries(self.candidate, needs)
         if not deliveries:
             return True
         between_ranks = [
@@ -267,7 +269,7 @@ class Loading:
         sharing = range(self.ranks.world) if self.shared else self.ranks.neighbours
         names = set().union(*(some for rank, some in enumerate(gather(needed)) if rank in sharing))
         here = sorted(
-            name for name in names if self.node in checkpoint_parts.holders(self.version, name)
+            name for name in names if self.node in checkpoint_parts.list_holders(self.version, name)
         )
         return here[sharing.index(self.ranks.rank) :: len(sharing)]
 
@@ -275,7 +277,7 @@ class Loading:
         """Read every byte of a file. Return its damage, or an empty string."""
         problem = "is damaged: its sha256 is not the manifest's"
         try:
-            digest = checkpoint_manifest.digest(Path(self.own or "", name))
+            digest = checkpoint_manifest.describe_file(Path(self.own or "", name))
             if digest == self.version[0].files[name]:
                 return ""
         except OSError as error:

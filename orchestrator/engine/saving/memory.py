@@ -161,9 +161,9 @@ class Memory(Checkpoints):
 
     def keep_only(self, step: int) -> None:
         """Remove all states but that of the step which the training resumed from."""
-        for checkpoint in checkpoint_store.every(self.directory) if not self.off else ():
+        for checkpoint in checkpoint_store.list_checkpoints(self.directory) if not self.off else ():
             if checkpoint.step != step and self.writers.publishes:
-                checkpoint_store.discard(checkpoint.path, checkpoint.step)
+                checkpoint_store.discard_partial(checkpoint.path, checkpoint.step)
 
     def _is_ours(self, checkpoint: Checkpoint) -> bool:
         return True

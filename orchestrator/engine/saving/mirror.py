@@ -100,7 +100,7 @@ class Mirror:
             # All files are opened first, because the checkpoint may be pruned during the copy.
             opened = [stack.enter_context((checkpoint / name).open("rb")) for name in names]
             text = (checkpoint / NAME).read_bytes()
-            records = checkpoint_manifest.parse(text).files
+            records = checkpoint_manifest.parse_manifest(text).files
             self.files.makedirs(target, exist_ok=True)
             for name, file in zip(names, opened, strict=True):
                 with self.files.open(f"{target}/{name}", "wb") as out:
@@ -133,7 +133,7 @@ def manifests(files: Any, root: str) -> list[tuple[Manifest, bytes, str]]:
     for path in [root, *files.ls(root, detail=False)] if files.exists(root) else []:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValueError):
             text = files.cat_file(f"{path}/{NAME}")
-            found.append((checkpoint_manifest.parse(text), text, path))
+            found.append((checkpoint_manifest.parse_manifest(text), text, path))
     return sorted(found, key=lambda each: each[0].created, reverse=True)
 
 
@@ -141,7 +141,7 @@ def fetch(url: str, directory: Path, say: Say) -> Path | None:
     """Fetch the newest whole checkpoint of a mirror. Return its directory, or None."""
     files, root = remote(url)
     for manifest, text, path in manifests(files, root):
-        partial = checkpoint_store.partial(directory, manifest.step, "mirror")
+        partial = checkpoint_store.partial_path(directory, manifest.step, "mirror")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:

@@ -75,12 +75,12 @@ def every(
     if not kept and (strange := next((text for _, text, _ in answers if text), "")):
         say(f"what is in memory is skipped: {strange}")
     unusable = [each for each in checkpoints if not each.files]
-    return Found(checkpoint_parts.candidates([*on_disk, *kept]), shared, unusable)
+    return Found(checkpoint_parts.list_candidates([*on_disk, *kept]), shared, unusable)
 
 
 def kept_in(memory: Path, run: TrainingRun, node: int) -> tuple[list[Holding], str]:
     """Return this program's states in this node's memory, or why those that exist do not count."""
-    states = checkpoint_store.every(memory) if not unfit(memory.parent) else []
+    states = checkpoint_store.list_checkpoints(memory) if not unfit(memory.parent) else []
     own = []
     for state in states:
         other = run_of(state.progress) or TrainingRun()
@@ -174,10 +174,10 @@ def named(path: str, local: Path | None = None) -> Find:
 
     def find() -> list[Checkpoint]:
         try:
-            return checkpoint_store.resolve(path)
+            return checkpoint_store.resolve_checkpoints(path)
         except UsageError:
             places = left_here(path, local)
-            left = [each for place in places for each in checkpoint_store.every(place)]
+            left = [each for place in places for each in checkpoint_store.list_checkpoints(place)]
             if not left:
                 raise
             return left
@@ -209,7 +209,7 @@ def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Find
     def find() -> list[Checkpoint]:
         checkpoints: list[Checkpoint] = []
         for place in [directory, *earlier_runs(directory)] if searches else [directory]:
-            checkpoints = checkpoint_store.every(place)
+            checkpoints = checkpoint_store.list_checkpoints(place)
             reason = reason_against(checkpoints, accept) if searches else ""
             if checkpoints and not reason:
                 break
@@ -265,7 +265,7 @@ def refuse_unreadable(path: Path) -> None:
                 "weights from torch.save: model.load_state_dict(torch.load(FILE)) before the"
                 " Trainer",
             )
-        checkpoint_store.resolve(str(path))
+        checkpoint_store.resolve_checkpoints(str(path))
     except OrchestratorError as error:
         problem = (error.what, error.fix)
     if all(problems := gather(problem)):
@@ -274,7 +274,9 @@ def refuse_unreadable(path: Path) -> None:
 
 def refuse_later(path: Path, step: int) -> None:
     """Raise UsageError if the directory has later steps: new ones would be pruned first."""
-    highest_here = max((checkpoint.step for checkpoint in checkpoint_store.every(path)), default=0)
+    highest_here = max(
+        (checkpoint.step for checkpoint in checkpoint_store.list_checkpoints(path)), default=0
+    )
     highest = max(gather(highest_here))
     if highest > step:
         raise UsageError(

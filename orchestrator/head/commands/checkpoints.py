@@ -27,7 +27,7 @@ from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.records import checkpoint_store
-from orchestrator.records.checkpoint_store import Checkpoint, shown
+from orchestrator.records.checkpoint_store import Checkpoint, shown_name
 
 HOME = Path(__file__).parents[3]
 # One sequential reader does not saturate a network disk.
@@ -36,14 +36,14 @@ READERS = 4
 
 def ls(where: Where, experiment: str | None) -> int:
     """List the checkpoints, the newest first."""
-    checkpoints = checkpoint_store.resolve(experiment, where.experiments)
+    checkpoints = checkpoint_store.resolve_checkpoints(experiment, where.experiments)
     data = in_directory(checkpoints, [about(checkpoint) for checkpoint in checkpoints])
     output.result(data, partial(to_text, checkpoints))
     return EXIT_DONE
 
 
 def to_text(checkpoints: Sequence[Checkpoint], terminal: Terminal) -> str:
-    return f"{shown(checkpoints[0].path.parent)}\n{CHECKPOINTS.text(checkpoints, terminal)}"
+    return f"{shown_name(checkpoints[0].path.parent)}\n{CHECKPOINTS.text(checkpoints, terminal)}"
 
 
 def when(checkpoint: Checkpoint) -> str:
@@ -81,8 +81,8 @@ def about(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def verify(where: Where, experiment: str | None) -> int:
     """Read every byte; the exit code is 1 if any differs from what was saved."""
-    checkpoints = checkpoint_store.resolve(experiment, where.experiments)
-    output.write_out(shown(checkpoints[0].path.parent))
+    checkpoints = checkpoint_store.resolve_checkpoints(experiment, where.experiments)
+    output.write_out(shown_name(checkpoints[0].path.parent))
     results, newest, damaged = [], None, False
     for checkpoint in checkpoints:
         began = time.monotonic()
@@ -113,11 +113,12 @@ def verify(where: Where, experiment: str | None) -> int:
 def read_all(checkpoint: Checkpoint) -> list[str]:
     """Read all files of a checkpoint; return their problems in the order of the files."""
     if not checkpoint.files:
-        return checkpoint_store.verify(checkpoint)
+        return checkpoint_store.verify_checkpoint(checkpoint)
     progress = ProgressBar(f"step {checkpoint.step}", checkpoint.size)
     with progress, ThreadPoolExecutor(READERS) as readers:
         problem_lists = readers.map(
-            lambda name: checkpoint_store.verify(checkpoint, [name], progress.add), checkpoint.files
+            lambda name: checkpoint_store.verify_checkpoint(checkpoint, [name], progress.add),
+            checkpoint.files,
         )
         return [problem for problems in problem_lists for problem in problems]
 
@@ -160,7 +161,7 @@ def export(
 
 def candidates(where: Where, experiment: str | None, step: int | None) -> list[Checkpoint]:
     """Return the checkpoint of the wanted step, or else all that look complete, newest first."""
-    known = checkpoint_store.resolve(experiment, where.experiments)
+    known = checkpoint_store.resolve_checkpoints(experiment, where.experiments)
     if step is not None:
         wanted = [checkpoint for checkpoint in known if checkpoint.step == step]
         there = ", ".join(str(checkpoint.step) for checkpoint in known[:10])
@@ -170,7 +171,7 @@ def candidates(where: Where, experiment: str | None, step: int | None) -> list[C
     whole = [checkpoint for checkpoint in known if checkpoint.complete]
     if not whole:
         raise CheckFailed(
-            f"no checkpoint in {shown(known[0].path.parent)} is complete",
+            f"no checkpoint in {shown_name(known[0].path.parent)} is complete",
             f"the newest, of step {known[0].step}: {known[0].problem}",
         )
     return whole

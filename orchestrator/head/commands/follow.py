@@ -182,8 +182,8 @@ def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None 
 def how_far(experiment: Experiment, record: JobRecord) -> list[str]:
     """Return the job's progress as phrases (step, loss), without rate and time left."""
     steps = job_progress.all_steps(experiment.path, record)
-    known, _ = job_progress.of(experiment.path, record, steps)
-    return job_progress.parts(replace(known, rate=None, left=None))
+    known, _ = job_progress.read_progress(experiment.path, record, steps)
+    return job_progress.progress_texts(replace(known, rate=None, left=None))
 
 
 def closing(experiment: Experiment, record: JobRecord) -> list[str]:

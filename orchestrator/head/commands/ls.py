@@ -72,9 +72,9 @@ def ls(where: Where, *, running: bool, every: bool, tags: Sequence[str] = ()) ->
 
     Nodes are asked only where a record may be old.
     """
-    known = experiments.every(where)[::-1]
+    known = experiments.list_experiments(where)[::-1]
     if running:
-        left = {each.path for each in experiments.unfinished(where)}
+        left = {each.path for each in experiments.unfinished_experiments(where)}
         known = [each for each in known if each.path in left]
     if tags:
         known = [each for each in known if set(tags) <= set(tags_of(each))]

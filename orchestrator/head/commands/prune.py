@@ -26,7 +26,7 @@ from orchestrator.head.prune.removal import (
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import write_out
 from orchestrator.head.screen.progress import ProgressBar
-from orchestrator.records.checkpoint_store import shown
+from orchestrator.records.checkpoint_store import shown_name
 
 
 def prune(
@@ -54,7 +54,9 @@ def prune(
     try:
         root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise UsageError(f"{shown(where.experiments)} cannot be read: {error.strerror}") from error
+        raise UsageError(
+            f"{shown_name(where.experiments)} cannot be read: {error.strerror}"
+        ) from error
     removal = Removal(root, directory, where.ssh_config, on_nodes)
     try:
         entries, foreign, leftovers = scan(root, where)
@@ -115,20 +117,23 @@ def show(entries: Sequence[PruneEntry], leftovers: Sequence[Removable], removal:
     if going:
         rows: list[list[output.Cell]] = [["experiment", "state", "when", "size"]]
         for entry in going:
-            state = shown(entry.record.state)
+            state = shown_name(entry.record.state)
             cell = state, styles.STATES.get(state, "")
-            rows.append([shown(entry.name), cell, clock(entry)[:16], size(entry.size)])
+            rows.append([shown_name(entry.name), cell, clock(entry)[:16], size(entry.size)])
         write_out(output.table(rows, output.terminal(), right={3}, headed=True))
     for one in leftovers:
-        write_out(f"{shown(one.name)}: left by a prune that was interrupted, {size(one.size)}")
+        write_out(f"{shown_name(one.name)}: left by a prune that was interrupted, {size(one.size)}")
     for entry in entries:
         if entry.action == FAILED or entry.busy:
             word = "cannot be removed" if entry.action == FAILED else "kept"
-            write_out(f"{word}: {shown(entry.name)}: {entry.reason}")
+            write_out(f"{word}: {shown_name(entry.name)}: {entry.reason}")
     for node, reason in removal.unreached.items():
-        write_out(f"not reached: {shown(node)}: {reason}")
+        write_out(f"not reached: {shown_name(node)}: {reason}")
     total = size(sum(one.size for one in (*going, *leftovers)))
-    none = f"nothing to remove: {plural(len(entries), 'experiment')} in {shown(removal.directory)}"
+    none = (
+        f"nothing to remove: {plural(len(entries), 'experiment')}"
+        f" in {shown_name(removal.directory)}"
+    )
     write_out(f"{plural(len(going), 'experiment')}, {total}" if going or leftovers else none)
 
 
@@ -141,7 +146,7 @@ def conclude(going: Sequence[Removable], removal: Removal) -> None:
     for one in going:
         if one.action in (KEPT, FAILED):
             word = "kept" if one.action == KEPT else "NOT REMOVED"
-            write_out(f"{word}: {shown(one.name)}: {one.reason}")
+            write_out(f"{word}: {shown_name(one.name)}: {one.reason}")
     gone = sum(isinstance(one, PruneEntry) and one.action == REMOVED for one in going)
     summary = f"removed {plural(gone, 'experiment')}, {size(freed(going))} freed"
     if removal.on_nodes:

@@ -39,7 +39,7 @@ def rerun(
     """Launch an experiment again with its recorded code, not the directory's present one."""
     # The start of the job changes the working directory, so the path must be absolute.
     where = replace(where, experiments=where.experiments.absolute())
-    experiment = experiments.known(where, name)
+    experiment = experiments.require_experiment(where, name)
     # The manifest's command is executed, so this login must have launched it.
     experiment.check_launched(experiment.read_record())
     manifest = read_manifest(experiment)

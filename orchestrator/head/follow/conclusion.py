@@ -43,7 +43,7 @@ def conclude(
         cause = cause_of(job)
     record = replace(job.current_record(), state=state, exit_code=code, ended=now, verdict=cause)
     record = after_attempt(job.experiment, record, stopped=stopped)
-    return replace(record, goodput=goodput.of(record, job.experiment.path, now))
+    return replace(record, goodput=goodput.goodput_seconds(record, job.experiment.path, now))
 
 
 def after_attempt(experiment: Experiment, record: JobRecord, *, stopped: bool = False) -> JobRecord:
@@ -51,7 +51,7 @@ def after_attempt(experiment: Experiment, record: JobRecord, *, stopped: bool = 
     if not record.launch.max_restarts:
         return record
     outputs = experiment.path / "outputs"
-    steps = step_reached(outputs), step_reached(trainers.printed(outputs))
+    steps = step_reached(outputs), step_reached(trainers.printed_metrics_directory(outputs))
     record = restarts.after(record, restarts.ended(record, *steps), stopped=stopped)
     log.info("another attempt: %s (%s)", record.goes_on, record.attempts[-1].why)
     return record
@@ -59,8 +59,8 @@ def after_attempt(experiment: Experiment, record: JobRecord, *, stopped: bool = 
 
 def step_reached(outputs: Path) -> int | None:
     """Return the last step in the metrics files, None if there is none."""
-    every = trainers.measured(outputs).values()
-    steps = [trainers.last(path).step for files in every for path in files.values()]
+    every = trainers.list_metrics_files(outputs).values()
+    steps = [trainers.read_last_values(path).step for files in every for path in files.values()]
     return max((step for step in steps if step is not None), default=None)
 
 

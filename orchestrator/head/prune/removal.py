@@ -28,7 +28,7 @@ from orchestrator.protocol.requests.follow import Living, Remove
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.timing import FILE_ANSWER_SECONDS, FILES_ANSWER_SECONDS
 from orchestrator.records import experiments
-from orchestrator.records.checkpoint_store import shown
+from orchestrator.records.checkpoint_store import shown_name
 from orchestrator.records.experiment import (
     TRUST,
     JobRecord,
@@ -176,7 +176,9 @@ def measure(root: int, one: Removable, path: os.PathLike[str]) -> None:
         if (inner or names) and not os.access(
             ".", os.W_OK | os.X_OK, dir_fd=directory, effective_ids=True
         ):
-            obstacle = obstacle or f"{shown(os.path.relpath(where, one.name))} is read-only for us"
+            obstacle = (
+                obstacle or f"{shown_name(os.path.relpath(where, one.name))} is read-only for us"
+            )
         for entry in (*inner, *names):
             with contextlib.suppress(FileNotFoundError):
                 status = os.stat(entry, dir_fd=directory, follow_symlinks=False)
@@ -188,7 +190,7 @@ def measure(root: int, one: Removable, path: os.PathLike[str]) -> None:
 def mounted(path: os.PathLike[str]) -> str:
     """Return which mount is in a directory, as an obstacle; nothing where there is none."""
     points = files.mounts_below(path)
-    return f"{shown(points[0])} is mounted there: what it holds is not ours" if points else ""
+    return f"{shown_name(points[0])} is mounted there: what it holds is not ours" if points else ""
 
 
 # -- the rules --------------------------------------------------------------------------------
@@ -390,7 +392,7 @@ class Removal:
             one.stays("another process has removed it")
         except OSError as error:
             one.action = FAILED
-            one.reason = f"{error.strerror}, in {shown(self.directory)}"
+            one.reason = f"{error.strerror}, in {shown_name(self.directory)}"
 
     def clean_nodes(self, batch: Sequence[PruneEntry], shared: set[str]) -> None:
         """Remove the files of these jobs on their nodes, before their records are removed.
@@ -448,7 +450,7 @@ class Removal:
         one.action = FAILED if problems else REMOVED
         if problems:
             more = f", and {len(problems) - 1} more" if problems[1:] else ""
-            one.reason = f"some of it could not be deleted: {shown(problems[0])}{more}"
+            one.reason = f"some of it could not be deleted: {shown_name(problems[0])}{more}"
 
 
 def lock_of_prune(directory: int) -> None:

@@ -173,11 +173,11 @@ class SlurmNodes:
     def experiment(self, root: Path, name: str) -> Experiment:
         """Return a new experiment, or the existing one of a batch job that Slurm restarted."""
         if not self.batch:
-            return experiments.create(root, name)
+            return experiments.create_experiment(root, name)
         mine = experiments.of_slurm_job(root, self.job)
         if self.directory is not None:
-            mine = experiments.at(self.directory)
-        directory = mine.again() if mine else experiments.create(root, name)
+            mine = experiments.experiment_at(self.directory)
+        directory = mine.again() if mine else experiments.create_experiment(root, name)
         directory.write(experiment.SLURM_JOB, self.job + "\n")
         return directory
 

@@ -350,9 +350,9 @@ def wait_for_others(request: LaunchRequest) -> None:
 
 
 def is_done(request: LaunchRequest, name: str) -> bool:
-    experiment = experiments.find(request.where, name)
+    experiment = experiments.find_experiment(request.where, name)
     if experiment is None:
-        raise experiments.missing(request.where, name)
+        raise experiments.missing_experiment(request.where, name)
     record = experiment.read_record()
     if record.over and record.state != "done":
         fix = "leave out --after, or name a job that is done"

@@ -205,7 +205,7 @@ def bring(
     tree = tree_for(request, scan)
     checked, sent = deliver(request, wanted, tree, total)
     report(wanted, checked, tree, sent)
-    if not experiments_on_disk.every(request.where):
+    if not experiments_on_disk.list_experiments(request.where):
         where = checked[0].workdir
         say(f"it runs there in a copy, {where}; what it writes in it comes home at the end")
     return checked

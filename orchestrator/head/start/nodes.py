@@ -64,7 +64,7 @@ class ListedNodes:
         return SshTransport(SshConfig(self.ssh_config), timeout=timeout, strict=self.strict)
 
     def experiment(self, root: Path, name: str) -> Experiment:
-        return experiments.create(root, name)
+        return experiments.create_experiment(root, name)
 
     def mark(self, record: JobRecord) -> JobRecord:
         return record

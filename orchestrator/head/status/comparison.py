@@ -12,7 +12,7 @@ from orchestrator.config import resolved
 from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
-from orchestrator.records.metrics.curves import POINTS, Curve, curves, median, unit_of
+from orchestrator.records.metrics.curves import POINTS, Curve, median, rank_curves, unit_of
 from orchestrator.records.outcome import JobVerdict
 
 # The keys are dotted paths.
@@ -136,7 +136,9 @@ def metrics(experiments: Sequence[Experiment]) -> dict[str, list[Any]]:
     rows: dict[str, list[Any]] = {
         "steps": [max((c.steps[-1] for c in each.values()), default=None) for each in every],
         # A loss that is NaN or infinite is in no curve.
-        "loss, last": [NAN if trainers.last(path).loss_is_lost else None for path in files],
+        "loss, last": [
+            NAN if trainers.read_last_values(path).loss_is_lost else None for path in files
+        ],
     }
     for name in dict.fromkeys(name for each in every for name in each):
         if name not in APART:
@@ -148,7 +150,7 @@ def metrics(experiments: Sequence[Experiment]) -> dict[str, list[Any]]:
 def read_curves(experiment: Experiment) -> dict[str, Curve]:
     """Return the metrics of the newest Trainer's first rank."""
     path = trainers.of_first_rank(experiment.path / "outputs")
-    return {} if path is None else curves(path, POINTS)
+    return {} if path is None else rank_curves(path, POINTS)
 
 
 def at_one_step(name: str, of_name: Sequence[Curve]) -> tuple[str, list[Any]]:

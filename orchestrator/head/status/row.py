@@ -51,7 +51,9 @@ def command_of(record: JobRecord) -> str:
 
 def of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
     """Return the row of a job of so many steps; TROUBLE is raised where it makes no sense."""
-    known = record.goodput or goodput.of(record, experiment.path, record.ended or time.time())
+    known = record.goodput or goodput.goodput_seconds(
+        record, experiment.path, record.ended or time.time()
+    )
     whole = sum(known.values())
     training = known.get("training", 0.0) / whole if whole else 0.0
     verdict = record.verdict if record.state in ("failed", "lost") else None
@@ -59,7 +61,7 @@ def of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
     return Row(
         experiment.name,
         record.state,
-        progress.of(experiment.path, record, steps)[0],
+        progress.read_progress(experiment.path, record, steps)[0],
         nodes=len(record.nodes),
         ranks=sum(node.nproc for node in record.nodes),
         attempt=record.attempt,

@@ -171,7 +171,7 @@ def alike(ranks: Mapping[int, RankState]) -> Iterator[tuple[list[int], list[Rank
 
 def progress_of(experiment: Experiment, record: JobRecord) -> progress.Progress:
     path = experiment.path
-    return progress.of(path, record, progress.all_steps(path, record))[0]
+    return progress.read_progress(path, record, progress.all_steps(path, record))[0]
 
 
 def how_far(experiment: Experiment, record: JobRecord) -> list[str]:
@@ -181,7 +181,7 @@ def how_far(experiment: Experiment, record: JobRecord) -> list[str]:
         known = replace(known, rate=None, left=None)
     took = duration(round(max(1.0, (record.ended or time.time()) - record.started)))
     age = f"started {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(record.started))}"
-    words = [*progress.parts(known), f"{'took' if record.over else 'for'} {took}", age]
+    words = [*progress.progress_texts(known), f"{'took' if record.over else 'for'} {took}", age]
     command = [Path(word).name if at == 0 else word for at, word in enumerate(record.command)]
     typed = [output.printable(f"  {shlex.join(command)}")] if command else []
     return [f"  {SEPARATOR.join(words)}", *typed]
@@ -211,7 +211,7 @@ def time_of(experiment: Experiment, record: JobRecord) -> dict[str, float]:
     """Return what a job's time went into, or has gone into so far."""
     if record.goodput or record.over:
         return record.goodput
-    return goodput.of(record, experiment.path, time.time())
+    return goodput.goodput_seconds(record, experiment.path, time.time())
 
 
 # A step of a start -> the moment of the manifest's timeline at which it ends.
@@ -289,7 +289,7 @@ def find_job(where: Where, wanted: str | None) -> FoundJob:
     if wanted is None and not where.trust_record:
         report_passed_over(where.experiments, experiment)
     if experiment is None:
-        raise experiments.missing(where, wanted)
+        raise experiments.missing_experiment(where, wanted)
     record = experiment.read_record()
     # A command on such a record may contact its nodes, so their addresses must be trusted.
     if where.trust_record or not record.over:
@@ -311,10 +311,10 @@ def find_experiment(where: Where, wanted: str | None) -> Experiment | None:
 
     A record may say for ever that a job runs whose head was killed: then its nodes are asked.
     """
-    newest = experiments.find(where, wanted)
+    newest = experiments.find_experiment(where, wanted)
     if wanted is not None or newest is None:
         return newest
-    unfinished = experiments.unfinished(where)
+    unfinished = experiments.unfinished_experiments(where)
     read = [(each, each.read_record()) for each in unfinished if not each.elsewhere]
     candidates = [(each, record) for each, record in read if each.is_launched_here(record)]
     if [candidate.path for candidate, _ in candidates] in ([], [newest.path]):
@@ -412,7 +412,7 @@ def containers_of(
     """Return these nodes as the launches of such jobs entered them, where the list does not."""
     listed = {(node.host, node.user, node.port): node for node in nodes}
     found: dict[object, Node] = {}
-    for experiment in experiments.every(where):
+    for experiment in experiments.list_experiments(where):
         record = trusted_record(experiment)
         if record is None or not matters(record):
             continue

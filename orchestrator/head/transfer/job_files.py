@@ -138,7 +138,7 @@ def bring_metrics(
     `before` names the node of each rank in the last attempt. A rank that goes on from a checkpoint
     keeps the lines up to it. Raises CheckFailed if a node does not get them.
     """
-    known = trainers.measured(outputs).values()
+    known = trainers.list_metrics_files(outputs).values()
 
     def give_metrics(node: NodeRecord, peer: JobPeer) -> None:
         moved = [rank for rank in node.numbers if before[rank : rank + 1] != [node.name]]

@@ -201,14 +201,14 @@ def gather(nodes: Sequence[PulledNode]) -> tuple[dict[str, int], dict[str, str]]
             except (ValueError, RecursionError) as error:
                 short[directory] = f"its manifest {error}"
     for directory, holdings in found.items():
-        candidates = checkpoint_parts.candidates(holdings)
+        candidates = checkpoint_parts.list_candidates(holdings)
         candidate = next((each for each in candidates if each.whole), None)
         if candidate is None:
             short[directory] = candidates[0].shortage()
             continue
         short.pop(directory, None)
         version = candidate.version_for(HERE)
-        for each in checkpoint_parts.deliveries(candidate, {HERE: version[0].files}):
+        for each in checkpoint_parts.plan_deliveries(candidate, {HERE: version[0].files}):
             givers[f"{directory}/{each.name}"] = each.source
         givers[f"{directory}/{checkpoint_manifest.NAME}"] = version[0].node
     return givers, dict(sorted(short.items()))
@@ -216,7 +216,7 @@ def gather(nodes: Sequence[PulledNode]) -> tuple[dict[str, int], dict[str, str]]
 
 def holding_of(node: int, directory: str, text: bytes, sizes: Mapping[str, int]) -> Holding:
     """Return the files that a node has of the checkpoint in one of its directories."""
-    manifest = checkpoint_manifest.parse(text)
+    manifest = checkpoint_manifest.parse_manifest(text)
     files = manifest.files
     return Holding(
         node=node,

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.text import size
-from orchestrator.records.metrics.lines import GrowingFile, Line, number
-from orchestrator.records.metrics.trainers import Point, shortened
+from orchestrator.records.metrics.lines import GrowingFile, Line, finite_number
+from orchestrator.records.metrics.trainers import Point, shorten_name
 
 # The most points of a curve: a wide screen has room for as many.
 POINTS = 1000
@@ -88,8 +88,8 @@ class FileSums:
             self.known = {at >> 1 for at in self.known}
             self.metrics = {name: halved(columns) for name, columns in self.metrics.items()}
         for name, value in values.items():
-            short = shortened(name)
-            if number(value) is not None and (
+            short = shorten_name(name)
+            if finite_number(value) is not None and (
                 short in self.metrics or len(self.metrics) < MOST_NAMES
             ):
                 columns = self.metrics.setdefault(short, {})
@@ -141,7 +141,7 @@ def measured_in(line: Line) -> Measured | None:
 sums_of = functools.lru_cache(MOST_FILES)(FileSums)
 
 
-def curves(path: Path, points: int) -> dict[str, Curve]:
+def rank_curves(path: Path, points: int) -> dict[str, Curve]:
     """Return the curves in one rank's file by name, with at most `points` points each."""
     sums = sums_of(path)
     sums.read()
@@ -177,7 +177,7 @@ def side_by_side(
     for key, of in read.items():
         for x, values in of:
             for name, value in values.items():
-                if number(value) is not None:
+                if finite_number(value) is not None:
                     cells[name].setdefault((key, x >> shift), []).append(value)
     known = sorted({x >> shift for x in places})
     return {
@@ -268,7 +268,7 @@ def unit_of(name: str) -> str:
     return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
 
 
-def better(name: str) -> str:
+def better_direction(name: str) -> str:
     """Return "least" or "most" for a metric's best value by its name, or "" if unknown."""
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
     if words & LEAST:

@@ -82,7 +82,7 @@ class GrowingFile:
         return whole
 
 
-def sampled(path: Path, places: int) -> Iterator[Line]:
+def sampled_lines(path: Path, places: int) -> Iterator[Line]:
     """Yield the lines of a small file, or the lines at evenly spaced places of a large one."""
     try:
         with files.open_plain(path) as file:
@@ -123,7 +123,7 @@ def parsed(raw: bytes) -> Line | None:
     return line if isinstance(line, dict) else None
 
 
-def number(value: Any) -> float | None:
+def finite_number(value: Any) -> float | None:
     """Return the value if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

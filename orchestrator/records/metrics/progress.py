@@ -36,7 +36,7 @@ class Progress:
     slowest: str = ""
 
 
-def parts(progress: Progress) -> list[str]:
+def progress_texts(progress: Progress) -> list[str]:
     """Return the known parts of a job's progress as text: step, loss, speed, time left."""
     if progress.step is None:
         return []
@@ -90,13 +90,13 @@ def all_steps(experiment: Path, record: JobRecord) -> int | None:
     return steps if type(steps) is int else None
 
 
-def of(
+def read_progress(
     experiment: Path, record: JobRecord, steps: int | None
 ) -> tuple[Progress, Sequence[RankProgress]]:
     """Return the progress of a job and of each of its ranks, from the metrics."""
-    paths = trainers.newest(experiment / "outputs")
+    paths = trainers.newest_metrics_files(experiment / "outputs")
     ranks = of_ranks(record, paths)
-    point = trainers.last(paths[min(paths)] if paths else None)
+    point = trainers.read_last_values(paths[min(paths)] if paths else None)
     # Some programs print it.
     printed = point.number("steps")
     steps = int(printed) if printed else steps
@@ -138,7 +138,7 @@ def of_ranks(record: JobRecord, paths: Files) -> list[RankProgress]:
     for node in record.nodes:
         for rank in range(node.first_rank, node.first_rank + node.nproc):
             state = node.ranks[rank].state if rank in node.ranks else node.state
-            point = trainers.last(paths.get(rank))
+            point = trainers.read_last_values(paths.get(rank))
             ranks.append(
                 RankProgress(
                     rank,

@@ -90,7 +90,7 @@ class MachineEvent:
 # -- the files --------------------------------------------------------------------------------
 
 
-def every(outputs: Path) -> dict[int, list[Path]]:
+def list_sample_files(outputs: Path) -> dict[int, list[Path]]:
     """Return the files of each node, in the order of attempts."""
     found: dict[int, dict[int, Path]] = {}
     try:
@@ -103,19 +103,19 @@ def every(outputs: Path) -> dict[int, list[Path]]:
     return {node: [parts[key] for key in sorted(parts)] for node, parts in sorted(found.items())}
 
 
-def newest(outputs: Path, node: int) -> Path | None:
+def newest_sample_file(outputs: Path, node: int) -> Path | None:
     """Return the file of a node's last attempt, or None."""
-    return every(outputs).get(node, [None])[-1]
+    return list_sample_files(outputs).get(node, [None])[-1]
 
 
-def machine(path: Path) -> AttemptMachine:
+def read_machine(path: Path) -> AttemptMachine:
     """Return the machine by the last description near the start: GPUs may follow later."""
     lines = GrowingFile(path, piece=BEGINNING_BYTES).read()
     known = (decoded(AttemptMachine, line.get("about")) for line in reversed(lines))
     return next(filter(None, known), AttemptMachine())
 
 
-def last(path: Path, most: int = 1) -> list[Sample]:
+def read_last_samples(path: Path, most: int = 1) -> list[Sample]:
     """Return the last samples of a file, in order."""
     known = filter(None, map(sample_of, last_lines(path, most * SAMPLE_BYTES)))
     return list(itertools.islice(known, most))[::-1]

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.records.metrics.lines import number
+from orchestrator.records.metrics.lines import finite_number
 
 # A program's output is not trusted: none of these may scan a long line repeatedly.
 NUMBER = r"([-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[-+]?\d+)?|nan|inf)\b"
@@ -183,7 +183,7 @@ class StepReader:
             values["steps"] = place[1]
         for name, pattern in MORE.items():
             if match := pattern.search(line):
-                values[name] = number(float(match[1].replace(",", "")))
+                values[name] = finite_number(float(match[1].replace(",", "")))
         return values
 
     def count_of(self, count: Count | None, losses: Losses, *, of_epoch: bool) -> Count | None:
@@ -281,7 +281,7 @@ def losses_in(line: str) -> Losses:
         words = line[max(0, match.start() - WORD_BEFORE_CHARACTERS) : match.start()]
         if not (NO_LOSS.search(words.rpartition("  ")[2] + before) or NO_LOSS.search(after)):
             evaluated = OF_EVALUATION.search(before) or OF_EVALUATION.search(after)
-            losses.setdefault("val_loss" if evaluated else "loss", number(float(match[3])))
+            losses.setdefault("val_loss" if evaluated else "loss", finite_number(float(match[3])))
     return losses
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records.metrics.lines import last_lines, number
+from orchestrator.records.metrics.lines import finite_number, last_lines
 
 FILE = re.compile(r"rank_([0-9]{2,9})_metrics(?:_([0-9]{1,4}))?\.jsonl")
 # The end of a file, which is searched for its last values.
@@ -63,16 +63,16 @@ class Point:
 
     def number(self, name: str) -> float | None:
         """Return a value if it is a finite number, else None."""
-        return number(self.line.get(name))
+        return finite_number(self.line.get(name))
 
     def numbers(self, most: int, without: tuple[str, ...]) -> dict[str, float]:
         """Return the numbers among the first `most` values, by shortened names."""
         names = (name for name in self.line if name not in without)
         pairs = ((name, self.number(name)) for name in itertools.islice(names, most))
-        return {shortened(name): value for name, value in pairs if value is not None}
+        return {shorten_name(name): value for name, value in pairs if value is not None}
 
 
-def last(path: Path | None) -> Point:
+def read_last_values(path: Path | None) -> Point:
     """Return the last value of each metric in a file.
 
     The last line of an epoch has only totals. Loss and speed are in the line of a step before it.
@@ -87,7 +87,7 @@ def last(path: Path | None) -> Point:
     return Point(known)
 
 
-def shortened(name: str) -> str:
+def shorten_name(name: str) -> str:
     """Return a metric's name, shortened for tables and charts: a program may choose any."""
     if len(name) <= LONGEST_NAME:
         return name
@@ -111,12 +111,12 @@ def of_name(name: str) -> tuple[int, int] | None:
     return (trainer, rank) if name == file_name(rank, trainer) else None
 
 
-def printed(outputs: Path) -> Path:
+def printed_metrics_directory(outputs: Path) -> Path:
     """Return the directory of the metrics that are read from ranks' output."""
     return outputs.parent / "printed"
 
 
-def measured(outputs: Path) -> dict[int, Files]:
+def list_metrics_files(outputs: Path) -> dict[int, Files]:
     """Return the files of all Trainers in order. Symbolic links are skipped."""
     found: dict[int, Files] = {}
     try:
@@ -130,18 +130,18 @@ def measured(outputs: Path) -> dict[int, Files]:
     return {trainer: dict(sorted(found[trainer].items())) for trainer in sorted(found)}
 
 
-def newest(outputs: Path) -> Files:
+def newest_metrics_files(outputs: Path) -> Files:
     """Return the files of the newest Trainer that has measured something.
 
     Without a Trainer these are the files made from the ranks' output.
     """
-    found = measured(outputs) or measured(printed(outputs))
+    found = list_metrics_files(outputs) or list_metrics_files(printed_metrics_directory(outputs))
     for paths in reversed(found.values()):
-        if last(paths[min(paths)]).line:
+        if read_last_values(paths[min(paths)]).line:
             return paths
     return found.get(1, {})
 
 
 def of_first_rank(outputs: Path) -> Path | None:
     """Return the newest Trainer's file of its first rank, or None if there is none."""
-    return next(iter(newest(outputs).values()), None)
+    return next(iter(newest_metrics_files(outputs).values()), None)

@@ -76,7 +76,7 @@ class Board:
 
     def find(self, name: str) -> Experiment:
         """Return an experiment by its name; no path leads out of the directory."""
-        for each in experiments.every(self.where):
+        for each in experiments.list_experiments(self.where):
             if each.name == name:
                 return each
         raise HTTPException(404, f"there is no experiment {name!r} here")
@@ -104,7 +104,7 @@ class Board:
     def home(self, request: Request) -> Response:
         def render() -> str:
             root = self.where.experiments
-            newest = experiments.every(self.where)[: -MOST_LISTED - 1 : -1]
+            newest = experiments.list_experiments(self.where)[: -MOST_LISTED - 1 : -1]
             rows = [row_of(each) for each in newest]
             return page.filled("list.html", live=True, root=str(root.absolute()), rows=rows)
 

@@ -54,7 +54,7 @@ def profile(where: Where, wanted: str | None, steps: int, timeout: float) -> int
     if experiment is None and wanted is not None and paths_in(Path(wanted)):
         directory = Path(wanted)
     elif experiment is None:
-        raise experiments.missing(where, wanted)
+        raise experiments.missing_experiment(where, wanted)
     else:
         directory = of_experiment(experiment, where, steps, timeout)
     paths = paths_in(directory)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.common.text import duration
-from orchestrator.records.metrics.curves import WORDS, Curve, better, unit_of
+from orchestrator.records.metrics.curves import WORDS, Curve, better_direction, unit_of
 from orchestrator.views.report.run_data import RunData, TrainingData
 
 # The title, the unit, and the metrics of each chart that every training may have.
@@ -144,7 +144,7 @@ def lines_of(every: Sequence[ChartRun], members: Sequence[str]) -> list[ChartLin
             label = NAMES.get(name, name) if len(shown) > 1 or not run.name else ""
             color, dash = (run.number, kind) if len(every) > 1 else (kind, kind // SOLID)
             text = " ".join(filter(None, (run.name, label)))
-            lines.append(ChartLine(text, curve, color, dash, better(name), run.number))
+            lines.append(ChartLine(text, curve, color, dash, better_direction(name), run.number))
     return lines
 
 

@@ -39,7 +39,7 @@ class Members:
         """Return the chart of the metric over the steps of the best members, None if unknown."""
         lines: list[ChartLine] = []
         for member in [one for one in self.every if one.experiment][:MOST_LINES]:
-            known = read_curves(experiments.at(self.root / member.experiment))
+            known = read_curves(experiments.experiment_at(self.root / member.experiment))
             if self.metric in known:
                 name = f"{member.member}: {member.words}"[:LONGEST_NAME]
                 lines.append(ChartLine(name, known[self.metric], len(lines), best=self.best))

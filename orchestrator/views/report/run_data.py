@@ -19,7 +19,7 @@ from orchestrator.records import checkpoint_store, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import curves, samples, trainers
 from orchestrator.records.metrics.curves import Curve, Measured, NodeRows
-from orchestrator.records.metrics.lines import sampled
+from orchestrator.records.metrics.lines import sampled_lines
 from orchestrator.records.metrics.samples import Events, Sample
 from orchestrator.records.outcome import JobVerdict
 
@@ -111,7 +111,7 @@ def read_training(outputs: Path, points: int) -> TrainingData:
     path = trainers.of_first_rank(outputs)
     if path is None:
         return TrainingData()
-    known, last = curves.curves(path, points), trainers.last(path)
+    known, last = curves.rank_curves(path, points), trainers.read_last_values(path)
     times = known.pop("time", Curve())
     return TrainingData(known, times, last.loss_is_lost, last.unit)
 
@@ -211,7 +211,9 @@ def in_order(moment: Moment) -> float:
 
 def saves(experiment: Experiment, record: JobRecord) -> Iterator[Moment]:
     """Yield the complete checkpoints."""
-    for checkpoint in checkpoint_store.every(experiment.path / checkpoint_store.CHECKPOINTS):
+    for checkpoint in checkpoint_store.list_checkpoints(
+        experiment.path / checkpoint_store.CHECKPOINTS
+    ):
         if checkpoint.complete and checkpoint.created:
             what = f"checkpoint of step {checkpoint.step}, {size(checkpoint.size)}"
             when = goodput.head_time(record, checkpoint.created)
@@ -227,7 +229,7 @@ def incidents(experiment: Experiment, record: JobRecord) -> list[Moment]:
             f"{names.get(node, f'node {node}')}: {event.text}",
             bad=True,
         )
-        for node, paths in samples.every(experiment.path / "outputs").items()
+        for node, paths in samples.list_sample_files(experiment.path / "outputs").items()
         for path in paths
         for event in events_of(path).read()
     ]
@@ -267,9 +269,9 @@ def not_finite(training: TrainingData, record: JobRecord) -> Iterator[Moment]:
 def read_machines(outputs: Path, record: JobRecord) -> dict[str, NodeRows]:
     """Read the samples of all nodes; of large files a few lines for each column."""
     measured: dict[int, list[Measured]] = {}
-    for node, paths in samples.every(outputs).items():
+    for node, paths in samples.list_sample_files(outputs).items():
         for path in paths:
-            for line in sampled(path, 2 * MACHINE_COLUMNS):
+            for line in sampled_lines(path, 2 * MACHINE_COLUMNS):
                 sample = samples.sample_of(line)
                 if sample is not None:
                     second = int(goodput.head_time(record, sample.time, node) - record.started)

@@ -121,7 +121,7 @@ def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
 
 
 def known(where: Where, job: JobSample) -> Experiment:
-    found = experiments.find(where, job.experiment or job.job)
+    found = experiments.find_experiment(where, job.experiment or job.job)
     if found is None:
         what = f"{job.job} was not started from {where.experiments}: its files are not here"
         raise UsageError(what, "--experiments names another directory")
@@ -181,7 +181,7 @@ def users_stack(stacks: str, tree: str) -> Sequence[str]:
 def is_over(where: Where, job: str) -> bool:
     """Return True if the record says that the job is over, even if a node of it is lost."""
     with suppress(OrchestratorError):
-        found = experiments.find(where, job)
+        found = experiments.find_experiment(where, job)
         return found is None or found.read_record().over
     return False
 

@@ -146,7 +146,7 @@ class Watch:
         return sorted(samples, key=lambda sample: (not sample.experiment, sample.since))
 
     def find(self, jobs: dict[str, JobSample]) -> None:
-        for each in experiments.every(self.where):
+        for each in experiments.list_experiments(self.where):
             with contextlib.suppress(OrchestratorError):
                 if (job := each.read_record().job) in jobs:
                     self.known[job] = each
@@ -158,7 +158,7 @@ class Watch:
             found = self.known[sample.job]
             record = found.read_record()
             steps = progress.all_steps(found.path, record)
-            how_far, ranks = progress.of(found.path, record, steps)
+            how_far, ranks = progress.read_progress(found.path, record, steps)
             closer = tuple(ranks) if self.closer in (sample.job, EVERY) else ()
             known = {"command": command_of(record), "stalled": stall(found.path), **vars(how_far)}
             return replace(sample, experiment=found.name, ranks=closer, **known)

@@ -43,7 +43,7 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
     parameters = parsed(options, names)
     experiment = find_experiment(where, wanted)
     if experiment is None:
-        raise experiments.missing(where, wanted)
+        raise experiments.missing_experiment(where, wanted)
     if not experiment.hold(TRACKING):
         raise UsageError(f"{experiment.name} is tracked already, by another process")
     say(
@@ -275,16 +275,16 @@ def read_kept(path: Path) -> dict[str, Any]:
 def of_rank_0(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
     """Yield the metrics of rank 0, else those read from its output."""
     name = trainers.file_name(0)
-    if not trainers.measured(passing.outputs):
-        name = f"../{trainers.printed(passing.outputs).name}/{name}"
+    if not trainers.list_metrics_files(passing.outputs):
+        name = f"../{trainers.printed_metrics_directory(passing.outputs).name}/{name}"
     yield from passing.steps(record, name)
 
 
 def of_nodes(passing: PassingOn, record: JobRecord) -> Iterator[Value | None]:
     """Yield the samples of each node; their steps are seconds since the start."""
-    for node, paths in samples.every(passing.outputs).items():
+    for node, paths in samples.list_sample_files(passing.outputs).items():
         for path in paths:
-            host = samples.machine(path).host or f"node {node}"
+            host = samples.read_machine(path).host or f"node {node}"
             for line in passing.lines(path.name):
                 sample = line and samples.sample_of(line)
                 if line is None:

@@ -100,21 +100,23 @@ class Exposition:
         for each, record in self.current(now):
             labels = {"experiment": each.name}
             yield from of_job(record, labels)
-            files = trainers.newest(each.path / "outputs")
+            files = trainers.newest_metrics_files(each.path / "outputs")
             for node in record.nodes:
                 for rank in node.numbers:
                     of = {**labels, "node": node.name, "rank": str(rank)}
-                    yield from of_rank(trainers.last(files.get(rank)), of, record, node.index)
-                path = samples.newest(each.path / "outputs", node.index)
+                    yield from of_rank(
+                        trainers.read_last_values(files.get(rank)), of, record, node.index
+                    )
+                path = samples.newest_sample_file(each.path / "outputs", node.index)
                 if path is None or record.over:
                     continue
-                if (last := samples.last(path)) and now - changed(path) < OLD_SECONDS:
+                if (last := samples.read_last_samples(path)) and now - changed(path) < OLD_SECONDS:
                     yield from of_node(last[-1], {**labels, "node": node.name})
 
     def current(self, now: float) -> Iterator[tuple[Experiment, JobRecord]]:
         """Yield the experiments that run, or ended within STAYS_SECONDS."""
         known = dict[Path, tuple[float, JobRecord | None]]()
-        for each in experiments.every(self.where):
+        for each in experiments.list_experiments(self.where):
             try:
                 changed = (each.path / RECORD).stat().st_mtime
                 before = self.records.get(each.path)

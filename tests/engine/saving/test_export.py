@@ -47,14 +47,14 @@ WHOLE = {
 
 
 def published(directory: Path, step: int, progress: Any = None) -> Path:
-    place = checkpoint_store.partial(directory, step, "run")
-    files = {path.name: checkpoint_store.digest(path) for path in place.iterdir()}
+    place = checkpoint_store.partial_path(directory, step, "run")
+    files = {path.name: checkpoint_store.describe_file(path) for path in place.iterdir()}
     return publish(place, directory, step, progress, 3, files)
 
 
 def save(directory: Path, step: int, state: dict[str, Any], progress: Any = None) -> Path:
     """By one rank."""
-    place = checkpoint_store.partial(directory, step, "run")
+    place = checkpoint_store.partial_path(directory, step, "run")
     directory.mkdir(exist_ok=True)
     dcp.save(state, storage_writer=dcp.FileSystemWriter(place), no_dist=True)
     return published(directory, step, progress)
@@ -69,7 +69,7 @@ def save_shards(directory: Path) -> None:
         state["model." + name] = distribute_tensor(WHOLE[name], mesh, [Shard(dim)])
     state["optim.rows.exp_avg"] = torch.ones(100, 4)
     state["model.extra_state"] = {"no": "tensor"}
-    place = checkpoint_store.partial(directory, 120, "run")
+    place = checkpoint_store.partial_path(directory, 120, "run")
     dcp.save(state, storage_writer=dcp.FileSystemWriter(place, single_file_per_rank=True))
     dist.destroy_process_group()
 

@@ -66,8 +66,8 @@ def test_mirror_returns_copies_and_skips_damaged(tmp_path: Path, url: str) -> No
     said: list[str] = []
     there = mirror.fetch(url, tmp_path / "there", said.append)
     assert there == tmp_path / "there/step_00000003"
-    found = checkpoint_store.load(there)
-    assert checkpoint_store.verify(found) == [] and found.progress == {"step": 3}
+    found = checkpoint_store.load_checkpoint(there)
+    assert checkpoint_store.verify_checkpoint(found) == [] and found.progress == {"step": 3}
     files.pipe_file(f"{root}/step_00000003/__0_0.distcp", bytes(1000))
     again = mirror.fetch(url, tmp_path / "again", said.append)
     assert again == tmp_path / "again/step_00000002"

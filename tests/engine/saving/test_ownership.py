@@ -23,7 +23,8 @@ def test_later_saved_state_comes_first(tmp_path: Path) -> None:
     save(disk, 300, progress={"run": vars(others)}, created=900.0)
     everyone = Ranks(0, 1, 0, torch.device("cpu"), ((0, "a"),))
     found = search.every(
-        *(lambda: checkpoint_store.every(disk), memory, own, everyone, print), disk_alone=True
+        *(lambda: checkpoint_store.list_checkpoints(disk), memory, own, everyone, print),
+        disk_alone=True,
     )
     steps = [(each.step, each.in_memory) for each in found.candidates]
     assert steps == [(20, False), (160, False), (150, True), (140, False), (200, False)]

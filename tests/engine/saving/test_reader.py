@@ -16,7 +16,7 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.saving import writer
 from orchestrator.engine.saving.reader import METADATA, load_into, metadata_of, misfit
 from orchestrator.records import checkpoint_store
-from orchestrator.records.checkpoint_manifest import digest
+from orchestrator.records.checkpoint_manifest import describe_file
 from tests.records.test_checkpoint_store import publish
 
 KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool, torch.complex64)
@@ -50,7 +50,7 @@ def test_every_dtype_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by
         save(state, storage_writer=ours, planner=writer.StagedPlanner(state, lowest=False))
         files = {path.name: path for path in (tmp_path / "step").iterdir()}
         assert len(files) == writer.MOST_PARTS + 1
-        assert ours.fs.records == {name: digest(path) for name, path in files.items()}
+        assert ours.fs.records == {name: describe_file(path) for name, path in files.items()}
     found = {name: torch.zeros_like(value) for name, value in state.items()}
     assert not misfit(found, metadata_of(tmp_path / "step"))
     load_into(found, tmp_path / "step")
@@ -125,9 +125,9 @@ def test_pickle_in_place_of_tensor_is_not_loaded(tmp_path: Path) -> None:
 
 
 def published(directory: Path, step: int) -> Path:
-    partial = saved(checkpoint_store.partial(directory, step, "token"), x=torch.ones(2))
+    partial = saved(checkpoint_store.partial_path(directory, step, "token"), x=torch.ones(2))
     names = sorted(path.name for path in partial.iterdir())
-    files = {name: checkpoint_store.digest(partial / name) for name in names}
+    files = {name: checkpoint_store.describe_file(partial / name) for name in names}
     return publish(partial, directory, step, {}, 1, files)
 
 
@@ -138,4 +138,4 @@ def test_published_files_are_not_writable_by_others(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert not any(inner.stat().st_mode & 0o022 for inner in (path, *path.iterdir()))
-    assert checkpoint_store.load(path).complete
+    assert checkpoint_store.load_checkpoint(path).complete

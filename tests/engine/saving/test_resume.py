@@ -205,7 +205,9 @@ def test_nodes_without_shared_disk_keep_their_own(tmp_path: Path) -> None:
 def test_auto_resumes_newest_run_of_same_name(tmp_path: Path) -> None:
     first = job(tmp_path, "a", [1], saving())
     assert run(first) == [[0]]
-    newest = checkpoint_store.every(first.experiment() / "outputs/checkpoints")[0].progress
+    newest = checkpoint_store.list_checkpoints(first.experiment() / "outputs/checkpoints")[
+        0
+    ].progress
     assert newest["config"]["training"]["max_steps"] == STEPS
     assert newest["versions"] == {"torch": torch.__version__, "orchestrator": __version__}
     elsewhere = tmp_path / "b"

@@ -37,7 +37,9 @@ def typed(root: Path) -> Typed:
 
 
 def saved(root: Path, step: int, experiment: str = "run_20260102_000000") -> Path:
-    return checkpoint_store.final(root / "experiments" / experiment / "outputs/checkpoints", step)
+    return checkpoint_store.final_path(
+        root / "experiments" / experiment / "outputs/checkpoints", step
+    )
 
 
 def flip(file: Path) -> None:
@@ -199,9 +201,9 @@ def test_verify_checks_single_checkpoint(root: Path, typed: Typed) -> None:
 def test_verify_skips_checkpoint_pruned_during_run(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = checkpoint_store.resolve(None, root / "experiments")
-    checkpoint_store.prune(saved(root, 30).parent, 2)
-    monkeypatch.setattr(checkpoint_store, "resolve", lambda *places: found)
+    found = checkpoint_store.resolve_checkpoints(None, root / "experiments")
+    checkpoint_store.prune_checkpoints(saved(root, 30).parent, 2)
+    monkeypatch.setattr(checkpoint_store, "resolve_checkpoints", lambda *places: found)
     with output.json_alone():
         assert checkpoints.verify(Where(experiments=root / "experiments"), None) == 0
     told = json.loads(capsys.readouterr().out)

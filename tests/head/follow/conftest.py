@@ -31,7 +31,7 @@ def follow(tmp_path: Path) -> Follow:
     """Return a function that follows a job of this many nodes, n0, n1, ... with one rank each."""
 
     def follow(count: int = 0, *, left_behind: bool = False, **fields: Any) -> Run:
-        directory = experiments.create(tmp_path, "run")
+        directory = experiments.create_experiment(tmp_path, "run")
         nodes = [
             NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1)
             for i in range(count)

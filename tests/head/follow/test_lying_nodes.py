@@ -100,7 +100,7 @@ def hear(directory: Path, says: bytes, refusal: str = "") -> list[NodeUpdate]:
     if refusal:
         answers[-1:] = [{"id": 2, "error": refusal, "kind": ""}]
     connection = Liar(b"".join(map(in_json, answers)) + says)
-    place = experiments.create(directory, f"run{next(count)}")
+    place = experiments.create_experiment(directory, f"run{next(count)}")
     heard: list[NodeUpdate] = []
     channel = NodeChannel(connection, Environment("python3"), 10)
     follower = NodeFollower(LocalTransport(), "run-1", NODES[0], place, heard.append, channel)

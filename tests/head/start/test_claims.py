@@ -64,7 +64,7 @@ def test_holders_names_job_with_rest_of_gpus() -> None:
 def test_is_done_follows_state_of_other_job(tmp_path: Path) -> None:
     arguments = LaunchArguments(program=("train.py",), where=Where(experiments=tmp_path))
     request = resolve(arguments, ["master_launch"])
-    experiment = experiments.create(tmp_path, "first")
+    experiment = experiments.create_experiment(tmp_path, "first")
     name, record = experiment.name, JobRecord("first-1", "first", "running", ["x"], [], 1.0)
     for state, done in (("running", False), ("restarting", False), ("done", True)):
         experiment.write_signed(replace(record, state=state))

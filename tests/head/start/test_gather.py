@@ -87,7 +87,7 @@ class Asking(Gathering):
 
 def gathering(tmp_path: Path, job: JobRecord, silent: str = "") -> tuple[Asking, list[str]]:
     said: list[str] = []
-    place = experiments.create(tmp_path / "experiments", "run")
+    place = experiments.create_experiment(tmp_path / "experiments", "run")
     output.listeners.append(said.append)
     asking = Asking(place, job, cast(Any, None), {})
     asking.silent = silent

@@ -40,7 +40,7 @@ def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Experiment:
-    return experiments.create(tmp_path / "experiments", "run")
+    return experiments.create_experiment(tmp_path / "experiments", "run")
 
 
 def after(place: Experiment, job: JobRecord, gathered: Gathered, error: NodeError) -> JobRecord:
@@ -55,7 +55,7 @@ def test_parts_of_includes_node_that_may_have_started_late(tmp_path: Path) -> No
     asking, _ = gathering(tmp_path, job, silent="c")
     gathered = asking.run()
     assert [one.name for one in gathered.nodes] == ["a", "b"]
-    place = experiments.create(tmp_path / "experiments", "other")
+    place = experiments.create_experiment(tmp_path / "experiments", "other")
     final = after(place, job, gathered, NodeError("b: does not answer"))
     assert ("run-1.2", 1) in parts_of(final, "b")
     assert ("run-1.2", 1) not in parts_of(final, "c")
@@ -65,7 +65,7 @@ def test_returned_node_that_cannot_start_is_replaced(tmp_path: Path) -> None:
     job = record("ab", lost="b", spares="s")
     gathered = gathering(tmp_path, job, silent="s")[0].run()
     assert [one.name for one in gathered.nodes] == ["a", "b"]
-    place = experiments.create(tmp_path / "experiments", "other")
+    place = experiments.create_experiment(tmp_path / "experiments", "other")
     final = after(place, job, gathered, NodeError("b: its disk is full", names=["b"]))
     assert [one.name for one in gathering(tmp_path, final)[0].run().nodes] == ["a", "s"]
 
@@ -83,7 +83,7 @@ def test_relaunch_keeps_signature_of_record(
     """Otherwise stop, attach and fetch would need --trust-record."""
     monkeypatch.setattr(launch, "Gathering", Unwilling)
     job = record("ac", lost="c", spares="b")
-    place = experiments.create(tmp_path / "experiments", "other")
+    place = experiments.create_experiment(tmp_path / "experiments", "other")
     place.write_signed(job)
     assert place.is_launched_here(place.read_record())
     said: list[str] = []
@@ -226,7 +226,7 @@ def test_stop_asks_node_that_may_have_started_next_attempt(
 
     monkeypatch.setattr(launch, "Gathering", Ready)
     monkeypatch.setattr(launch, "bring_saved", lambda *_: None)
-    place = experiments.create(tmp_path / "experiments", "other")
+    place = experiments.create_experiment(tmp_path / "experiments", "other")
     place.logs.mkdir(exist_ok=True)
     job = record("ab", lost="b")
     final = launch.launch_again(place, job, cast(Any, None), {})

@@ -38,10 +38,12 @@ def waiting(job: Job, tmp_path: Path) -> Path:
 def test_sampler_runs_beside_job(job: Job, tmp_path: Path) -> None:
     go = waiting(job, tmp_path)
     path = tmp_path / "e/outputs/node_00_metrics.jsonl"
-    wait_until(lambda: path.exists() and samples.machine(path).host)  # it is there before a line
+    wait_until(
+        lambda: path.exists() and samples.read_machine(path).host
+    )  # it is there before a line
     own = sampler_of(job)
     assert own is not None and own.pid not in job.living()
-    assert samples.machine(path).host
+    assert samples.read_machine(path).host
     go.write_text("")
     job.wait()
     assert not alive(own.pid)
@@ -82,12 +84,12 @@ def test_notice_is_written_once_per_attempt(
         own.disks = [sampler.SHM]
         told.append([notice.cause for notice in own.sample() + own.sample()])
     assert told == [["shm_full"], ["shm_full"]]
-    paths = samples.every(tmp_path / "outputs")[0]
+    paths = samples.list_sample_files(tmp_path / "outputs")[0]
     assert [path.name for path in paths] == ["node_00_metrics.jsonl", "node_00_metrics_2.jsonl"]
     assert [n.text for n in samples.Events(paths[0]).read()] == [
         "/dev/shm is full: 1 B free of 64 MiB"
     ]
-    assert len(samples.last(paths[1], 9)) == 2
+    assert len(samples.read_last_samples(paths[1], 9)) == 2
 
 
 def test_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from tests.records.metrics.test_points import write
 
 def test_few_lines_are_kept_as_points(tmp_path: Path) -> None:
     path = write(tmp_path / "m", *[{"step": step, "loss": 2.0 / step} for step in (1, 5, 10)])
-    curve = curves.curves(path, 100)["loss"]
+    curve = curves.rank_curves(path, 100)["loss"]
     assert curve.steps == [1, 5, 10]
     assert curve.means == curve.lows == curve.highs == [2.0, 0.4, 0.2]
 
@@ -26,7 +26,7 @@ def test_many_lines_keep_range_per_point(tmp_path: Path) -> None:
     # A spike of one step must not get lost.
     losses[4_321] = 99.0
     told = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
-    curve = curves.curves(write(tmp_path / "m", *told), 100)["loss"]
+    curve = curves.rank_curves(write(tmp_path / "m", *told), 100)["loss"]
     assert 50 < len(curve.steps) <= 100
     assert (max(curve.highs), min(curve.lows)) == (99.0, 1.0)
     at = curve.highs.index(99.0)
@@ -42,19 +42,19 @@ def test_invalid_lines_and_values_are_skipped(tmp_path: Path) -> None:
         b'{"step": "2", "lr": 1}\n[1]\n{"lr": 3}\nnull\n\xff\xfe\n'
         b'{"step": 3, "lr": NaN, "loss": 1e999}\n{"step": 4, "lr": 0.25}\n{"step": 5, "lr"'
     )
-    assert curves.curves(path, 10).keys() == {"lr"}
-    assert curves.curves(path, 10)["lr"].steps == [1, 4]
+    assert curves.rank_curves(path, 10).keys() == {"lr"}
+    assert curves.rank_curves(path, 10)["lr"].steps == [1, 4]
 
 
 def test_number_of_names_is_bounded(tmp_path: Path) -> None:
     path = write(tmp_path / "m", *[{"step": 1, **{f"m{i}": i for i in range(500)}}])
-    assert len(curves.curves(path, 10)) == curves.MOST_NAMES
+    assert len(curves.rank_curves(path, 10)) == curves.MOST_NAMES
 
 
 def test_long_names_are_cut_and_stay_distinct(tmp_path: Path) -> None:
     first, second = "x" * 5000 + "/a", "x" * 5000 + "/b"
     path = write(tmp_path / "m", *[{"step": step, first: 1.0, second: 2.0} for step in (1, 2)])
-    found = curves.curves(path, 10)
+    found = curves.rank_curves(path, 10)
     assert [len(name) for name in found] == [100, 100]
     assert [(name[-2:], curve.means) for name, curve in found.items()] == [
         *(("/a", [1.0, 1.0]), ("/b", [2.0, 2.0])),
@@ -67,7 +67,7 @@ def test_curves_survive_any_bytes(
 ) -> None:
     path = tmp_path_factory.mktemp("any") / "rank_00_metrics.jsonl"
     path.write_bytes(b"\n".join([*parts, b'{"step": 7, "x": 1}\n']))
-    found = curves.curves(path, 10)
+    found = curves.rank_curves(path, 10)
     assert found["x"].means == [1.0]
 
 
@@ -117,4 +117,4 @@ def test_unreadable_file_is_empty(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("/etc/passwd")
     for name in ("none", "link"):
         assert read(FileSums(tmp_path / name)) == Curve()
-        assert list(lines.sampled(tmp_path / name, 8)) == []
+        assert list(lines.sampled_lines(tmp_path / name, 8)) == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.records.metrics.trainers import END_BYTES, Point, last
+from orchestrator.records.metrics.trainers import END_BYTES, Point, read_last_values
 
 STEP = {"time": 1.0, "step": 640, "loss": 0.5, "step_ms": 30.0}
 EPOCH = {"time": 2.0, "step": 640, "epoch": 5, "train_loss": 0.25}
@@ -33,7 +33,7 @@ def write(path: Path, *lines: dict[str, Any], end: str = "") -> Path:
 def test_last_merges_newest_values(
     tmp_path: Path, lines: list[dict[str, Any]], end: str, expected: dict[str, Any]
 ) -> None:
-    assert last(write(tmp_path / "m", *lines, end=end)).line == expected
+    assert read_last_values(write(tmp_path / "m", *lines, end=end)).line == expected
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_step_is_a_countable_number(step: Any, expected: int | None) -> None:
 
 def test_last_reads_end_alone(tmp_path: Path) -> None:
     path = write(tmp_path / "m", {"far": 1}, {"x": "y" * END_BYTES}, {"near": 2})
-    assert last(path).line == {"near": 2}
+    assert read_last_values(path).line == {"near": 2}
     (tmp_path / "link").symlink_to(path)
     for name in ("link", "none"):
-        assert last(tmp_path / name) == Point()
-    assert last(None) == Point()
+        assert read_last_values(tmp_path / name) == Point()
+    assert read_last_values(None) == Point()

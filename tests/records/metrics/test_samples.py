@@ -28,24 +28,24 @@ def test_last_skips_invalid_samples(tmp_path: Path) -> None:
         json.dumps(line) for line in (ABOUT, {"time": 2.0, **LINE}, {"time": 3, "cause": "x"})
     ]
     path.write_text("\n".join([*written, *NONSENSE, '{"time": 4, "cp']))
-    (first,) = samples.last(path, 9)
+    (first,) = samples.read_last_samples(path, 9)
     assert (first.cpu, first.memory, first.received, first.sent) == (0.5, 50, 101, 202)
     assert first.gpu("use") == 0.75 and first.gpu("watts") == 200 and first.gpu("none") is None
-    machine = samples.machine(path)
+    machine = samples.read_machine(path)
     assert (machine.host, machine.gpus) == ("gpu1", ("H100",))
     assert [event.cause for event in Events(path).read()] == ["x"]
-    assert samples.machine(tmp_path / "none") == samples.AttemptMachine()
+    assert samples.read_machine(tmp_path / "none") == samples.AttemptMachine()
 
 
 def test_every_orders_files_by_attempt(tmp_path: Path) -> None:
     for name in ("node_00_metrics_10", "node_00_metrics_2", "node_00_metrics", "node_01_metrics"):
         (tmp_path / f"{name}.jsonl").touch()
     (tmp_path / "rank_00_metrics.jsonl").touch()
-    found = samples.every(tmp_path)
+    found = samples.list_sample_files(tmp_path)
     assert [path.stem[16:] for path in found[0]] == ["", "2", "10"]
     assert list(found) == [0, 1]
-    assert samples.newest(tmp_path, 0) == found[0][-1]
-    assert samples.newest(tmp_path, 7) is None
+    assert samples.newest_sample_file(tmp_path, 0) == found[0][-1]
+    assert samples.newest_sample_file(tmp_path, 7) is None
 
 
 def test_events_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,13 +69,13 @@ def test_events_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_last_returns_whole_lines(tmp_path: Path) -> None:
     path = tmp_path / "grows"
-    assert not samples.last(path, 3)
+    assert not samples.read_last_samples(path, 3)
     with path.open("a") as file:
         for at in range(5):
             file.write(json.dumps({"time": at, "cpu": 0.1}) + "\n")
         file.write('{"time": 5,')
         file.flush()
-        assert [sample.time for sample in samples.last(path, 3)] == [2, 3, 4]
+        assert [sample.time for sample in samples.read_last_samples(path, 3)] == [2, 3, 4]
         file.write(' "cpu": 0.2}\n')
         file.flush()
-        assert [sample.time for sample in samples.last(path, 3)] == [3, 4, 5]
+        assert [sample.time for sample in samples.read_last_samples(path, 3)] == [3, 4, 5]

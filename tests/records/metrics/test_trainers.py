@@ -18,11 +18,11 @@ def test_measured_groups_files_by_trainer_and_rank(tmp_path: Path) -> None:
         write(tmp_path, rank, trainer)
     (tmp_path / "rank_03_metrics.jsonl").symlink_to("/etc/passwd")
     (tmp_path / "rank_04_metrics.jsonl").mkdir()
-    found = trainers.measured(tmp_path)
+    found = trainers.list_metrics_files(tmp_path)
     assert [(trainer, list(files)) for trainer, files in found.items()] == [
         *((1, [2, 10]), (2, [0, 128]), (10, [0])),
     ]
-    assert trainers.measured(tmp_path / "none") == {}
+    assert trainers.list_metrics_files(tmp_path / "none") == {}
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_of_name_inverts_file_name(pair: tuple[int, int]) -> None:
 
 
 def test_newest_is_last_trainer_with_metrics(tmp_path: Path) -> None:
-    assert trainers.newest(tmp_path) == {}
+    assert trainers.newest_metrics_files(tmp_path) == {}
     first = write(tmp_path, 0, 1, "")
-    assert trainers.newest(tmp_path) == {0: first}
+    assert trainers.newest_metrics_files(tmp_path) == {0: first}
     second = write(tmp_path, 0, 2)
     write(tmp_path, 0, 3, "")  # made, and it has not begun
-    assert trainers.newest(tmp_path) == {0: second}
+    assert trainers.newest_metrics_files(tmp_path) == {0: second}

@@ -53,7 +53,7 @@ def test_steps_have_a_time(tmp_path: Path) -> None:
      ("tokens_per_s", "most"), ("top1", "most"), ("lr", ""), ("glossary", "")],
 )  # fmt: skip
 def test_better_is_decided_by_metric_name(name: str, better: str) -> None:
-    assert charts.better(name) == better
+    assert charts.better_direction(name) == better
 
 
 def add(made: Experiment, **line: object) -> None:

@@ -61,7 +61,7 @@ def test_slow_rank_of_earlier_attempt_is_not_named(tmp_path: Path) -> None:
 
 def test_progress_joins_rank_metrics_with_nodes(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=30)
-    _, found = progress.of(made.path, made.read_record(), None)
+    _, found = progress.read_progress(made.path, made.read_record(), None)
     assert [(one.rank, one.node, one.step, one.slow) for one in found] == [
         (0, "alpha", 30, False),
         (1, "alpha", 30, False),
@@ -73,7 +73,7 @@ def test_progress_joins_rank_metrics_with_nodes(tmp_path: Path) -> None:
 def test_newest_trainer_is_shown(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=30)
     train_again(made, steps=7)
-    found, each = progress.of(made.path, made.read_record(), None)
+    found, each = progress.read_progress(made.path, made.read_record(), None)
     assert (found.step, found.steps, found.left) == (7, None, None)
     assert [one.step for one in each] == [7, 7, 7, 7]
 
@@ -85,12 +85,12 @@ def test_time_left_is_estimate_of_ranks(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write(json.dumps({**line(0, 4, -1), "left_s": 90.5}) + "\n")
     for steps in (None, 5):
-        found, _ = progress.of(made.path, made.read_record(), steps)
+        found, _ = progress.read_progress(made.path, made.read_record(), steps)
         assert (found.step, found.left) == (4, 90.5)
     for last in ({**line(0, 5, -1), "left_s": 0.2}, line(0, 5, -1)):
         with path.open("a") as file:
             file.write(json.dumps(last) + "\n")
-        found, _ = progress.of(made.path, made.read_record(), None)
+        found, _ = progress.read_progress(made.path, made.read_record(), None)
         assert (found.step, found.left) == (5, None)
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 from orchestrator.protocol.message import decode, encode
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-from orchestrator.records.experiments import create
+from orchestrator.records.experiments import create_experiment
 
 NOW = 1_700_000_000.0
 
 
 def job(root: Path, name: str, **more: object) -> Experiment:
-    made = create(root, name)
+    made = create_experiment(root, name)
     nodes = [NodeRecord(0, "a", "a", None, None, "10.0.0.1", "python", 0, 1)]
     record = JobRecord("0123456789abcdef", made.name, "running", ["x"], nodes, NOW - 60)
     made.write_record(decode(JobRecord, {**encode(record), "launch": {}, **more}))

@@ -115,7 +115,7 @@ def pull(
     `wanted` is an experiment, or a path of the nodes.
     """
     where = chosen.where
-    experiment = experiments.find(where, wanted)
+    experiment = experiments.find_experiment(where, wanted)
     if wanted is None and experiment is None:
         raise UsageError(
             f"there is no experiment in {where.experiments}",
@@ -124,7 +124,7 @@ def pull(
     if experiment is not None:
         transport, sources = of_experiment(chosen, experiment, destination, checkpoints)
     elif checkpoints:
-        raise experiments.missing(where, wanted)
+        raise experiments.missing_experiment(where, wanted)
     else:
         transport, sources = chosen.transport(), of_path(chosen, str(wanted), destination)
     with ProgressBar("fetching") as progress:
@@ -140,7 +140,7 @@ def pull(
     output.result(data, as_text)
     declined = any(isinstance(part.error, Declined) for part in parts)
     if experiment is None and declined and "/" not in str(wanted):
-        missing = experiments.missing(where, wanted)
+        missing = experiments.missing_experiment(where, wanted)
         output.complain(f"{wanted!r} was taken for a path: {missing}")
     return code
 

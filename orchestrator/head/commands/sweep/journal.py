@@ -105,7 +105,7 @@ def decoded(kind: type[T], data: bytes, path: Path) -> T:
 
 def create(root: Path, name: str, about: About) -> Journal:
     """Create the directory of a new sweep in the directory of experiments."""
-    experiment = experiments.create(root, name)
+    experiment = experiments.create_experiment(root, name)
     for inner in (experiment.logs, experiment.path / "outputs"):
         inner.rmdir()
     experiment.write(SWEEP, json.dumps(asdict(about)) + "\n")

@@ -57,7 +57,7 @@ from orchestrator.head.start.request import resolve
 from orchestrator.head.status.comparison import read_curves
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.metrics.curves import better
+from orchestrator.records.metrics.curves import better_direction
 from orchestrator.records.metrics.step_lines import GAP
 
 # Members in the queue beside those that run: they have reached the nodes. As many as run, since
@@ -204,7 +204,7 @@ class Sweep:
         # Its head reports its own error in head.txt.
         with contextlib.suppress(OrchestratorError):
             one.process.answer(lambda _: None)
-        experiment, followed = experiments.at(one.place), time.monotonic()
+        experiment, followed = experiments.experiment_at(one.place), time.monotonic()
         try:
             while not (record := experiment.read_record()).over:
                 # An attach follows the job.
@@ -312,7 +312,7 @@ def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None)
     """Begin a sweep of members with programs of their own, or of one program with values."""
     base.refuse({"detach": "leaves one launch; tmux or nohup keep a sweep"})
     metric = terms.metric or USUAL * (not terms.best and terms.optuna is None)
-    terms = replace(terms, metric=metric, best=terms.best or better(metric))
+    terms = replace(terms, metric=metric, best=terms.best or better_direction(metric))
     if (terms.best or terms.optuna is not None) and not terms.metric:
         raise UsageError("there is no number to compare members by", "add --metric NAME")
     if terms.metric and not terms.best:
@@ -341,7 +341,7 @@ def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None)
     about = About(terms.metric, terms.best, count)
     journal = journals.create(base.where.experiments, str(options["name"]), about)
     say(f"{journal.name} is in {output.path(journal.path)}")
-    experiments.at(journal.path).lock()
+    experiments.experiment_at(journal.path).lock()
     return lead(journal, base, terms, members)
 
 
@@ -366,9 +366,9 @@ def lead(
 
 def stop(where: Where, journal: Journal, grace: float | None) -> int:
     """Stop a sweep by the process that leads it; without one, stop the members that still run."""
-    experiment = experiments.at(journal.path)
+    experiment = experiments.experiment_at(journal.path)
     if not experiment.followed:
-        running = [one for one in experiments.every(where) if runs_in(journal, one)]
+        running = [one for one in experiments.list_experiments(where) if runs_in(journal, one)]
         return max((stop_job(where, str(one.path), grace=grace) for one in running), default=0)
     journal.ask_to_stop()
     deadline = time.monotonic() + STOP_SECONDS

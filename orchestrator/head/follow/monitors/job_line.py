@@ -37,7 +37,7 @@ class JobLine:
         now = time.monotonic()
         if now >= self.next:
             (self.known, _), self.stall = (
-                progress.of(self.experiment, self.job.record, self.steps),
+                progress.read_progress(self.experiment, self.job.record, self.steps),
                 stall(self.experiment),
             )
             self.next = now + max(LOOK_SECONDS, 20 * (time.monotonic() - now))
@@ -56,7 +56,7 @@ class JobLine:
             over = sum(node.over for node in nodes)
             how = "saving and stopping" if end.outcome is Outcome.STOPPED else "ending"
             return [(f"{how}, {over}/{len(nodes)} nodes have ended", styles.WARNING, 0)]
-        parts = progress.parts(self.known)
+        parts = progress.progress_texts(self.known)
         if parts:
             lost = styles.FAILED if self.known.lost else ""
             kinds = ((part, part.split(" ")[0]) for part in parts)

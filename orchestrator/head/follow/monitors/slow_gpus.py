@@ -161,16 +161,18 @@ class SlowMonitor:
 
     def find(self) -> SlowRank | None:
         """Return the rank whose GPU slows down the others, None if there is none."""
-        newest = {node.index: samples.newest(self.outputs, node.index) for node in self.nodes}
+        newest = {
+            node.index: samples.newest_sample_file(self.outputs, node.index) for node in self.nodes
+        }
         paths = {index: path for index, path in newest.items() if path is not None}
-        models = {index: samples.machine(path).gpus for index, path in paths.items()}
+        models = {index: samples.read_machine(path).gpus for index, path in paths.items()}
         # If a node has fewer ranks than GPUs, it is unknown here which GPUs they use.
         full = {
             node.index: node
             for node in self.nodes
             if node.index in paths and len(models[node.index]) == node.nproc
         }
-        read = {index: samples.last(paths[index], SAMPLES) for index in full}
+        read = {index: samples.read_last_samples(paths[index], SAMPLES) for index in full}
         before, self.last = (
             self.last,
             {i: each[-1].time if each else 0.0 for i, each in read.items()},

@@ -55,7 +55,7 @@ class Printed:
         self.log, self.job, self.begin = log, job, begin
         self.most = max(LEAST_BYTES, min(MOST_BYTES, most))
         self.outputs = experiment / "outputs"
-        self.folder = trainers.printed(self.outputs)
+        self.folder = trainers.printed_metrics_directory(self.outputs)
         self.state = self.folder / f"node_{log.node}.json"
         self.paths = {str(rank): self.folder / trainers.file_name(rank) for rank in ranks}
         self.reader: LogReader | None = None
@@ -73,7 +73,7 @@ class Printed:
         if not last and now < self.due:
             return
         self.looked, self.due = now, math.inf
-        if not self.log.size() or trainers.measured(self.outputs):
+        if not self.log.size() or trainers.list_metrics_files(self.outputs):
             return
         if self.reader is None:
             self.reader = LogReader(self.log, start=self.restored())

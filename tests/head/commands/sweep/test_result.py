@@ -20,7 +20,7 @@ VAL_BPB=1e0 | val_bpb: junk
 
 
 def job(tmp_path: Path, log: str = "", metrics: list[dict[str, Any]] | None = None) -> Experiment:
-    experiment = experiments.create(tmp_path, "try")
+    experiment = experiments.create_experiment(tmp_path, "try")
     experiment.logs.mkdir(exist_ok=True)
     experiment.log(NODE).write_text(log)
     if metrics:

@@ -75,7 +75,7 @@ class World:
 
     def job(self, process: Process, state: str, **more: Any) -> Experiment:
         """Answer with the directory of the member's job, in this state."""
-        experiment = experiments.create(self.root, f"s-{process.number}")
+        experiment = experiments.create_experiment(self.root, f"s-{process.number}")
         experiment.log(NODE).write_text(f"acc={process.number}\n")
         record = JobRecord("j", str(experiment.path), state, ["x"], [NODE], time.time(), ended=9e9)
         experiment.write_record(replace(record, **more))

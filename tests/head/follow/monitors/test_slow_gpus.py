@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.head.follow.monitors.slow_gpus import SlowGpu, SlowMonitor, slow_gpu
 from orchestrator.records.experiment import NodeRecord
-from orchestrator.records.metrics.samples import Sample, last
+from orchestrator.records.metrics.samples import Sample, read_last_samples
 from orchestrator.records.outcome import SlowRank
 from tests.head.follow.conftest import Follow
 
@@ -22,7 +22,7 @@ def samples(path: Path, use: Callable[[int], Values], mhz: Values) -> list[Sampl
         for n in range(12)
     ]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return last(path, 12)
+    return read_last_samples(path, 12)
 
 
 def found(

@@ -33,7 +33,7 @@ def test_open_logs_refuses_more_files_than_limit(
     )
     monkeypatch.setattr(fleet.resource, "setrlimit", lambda *_: None)
     with pytest.raises(UsageError, match="the logs of 3 nodes cannot be kept open"):
-        open_logs(experiments.create(tmp_path, "run"), NODES)
+        open_logs(experiments.create_experiment(tmp_path, "run"), NODES)
 
 
 class Quiet:
@@ -59,7 +59,7 @@ def test_follower_polls_on_schedule_and_detects_silence(
     channel = cast("Any", Quiet())
     monkeypatch.setattr(following.time, "monotonic", lambda: channel.now)
     monkeypatch.setattr(following, "HEAD_BEAT_SECONDS", 3.0)
-    directory = experiments.create(tmp_path, "run")
+    directory = experiments.create_experiment(tmp_path, "run")
     follower = NodeFollower(cast("Any", None), "run-1", NODES[0], directory, print)
     follower.growing.begin()
     with pytest.raises(Silent, match="no word for 8 s"):
@@ -78,7 +78,7 @@ def test_sweep_after_killed_supervisor_allows_next_attempt(tmp_path: Path) -> No
             return SimpleNamespace(left=(40,))
 
     said: list[NodeUpdate] = []
-    directory = experiments.create(tmp_path, "run")
+    directory = experiments.create_experiment(tmp_path, "run")
     follower = NodeFollower(Any, "run-1", NODES[0], directory, said.append)  # type: ignore[arg-type]
     follower._sweep(Channel())  # type: ignore[arg-type]
     assert [(stop.job, stop.node, stop.grace, stop.for_good) for stop in asked] == [
@@ -105,7 +105,7 @@ def test_follower_closed_during_reconnect_hangs_up(
         follower.closing.set()
         return Channel()
 
-    directory = experiments.create(tmp_path, "run")
+    directory = experiments.create_experiment(tmp_path, "run")
     follower = NodeFollower(Any, "run-1", NODES[0], directory, print)  # type: ignore[arg-type]
     monkeypatch.setattr(follower, "_reopen", reopen)
     follower.run()

@@ -22,7 +22,7 @@ def append(log: LogFile, stream: str, text: str, at: float = 0.0) -> None:
 
 
 def lines(experiment: Path, rank: int) -> list[dict[str, Any]]:
-    path = trainers.newest(experiment / "outputs")[rank]
+    path = trainers.newest_metrics_files(experiment / "outputs")[rank]
     told = [json.loads(line) for line in path.read_text().splitlines()]
     return [{k: v for k, v in line.items() if k not in ("time", "left_s")} for line in told]
 
@@ -48,7 +48,7 @@ def test_printed_writes_file_per_reporting_rank(log: LogFile, tmp_path: Path) ->
         {"rank": 0, "step": 3, "loss": None, "lost_steps": 1},
     ]
     assert lines(tmp_path, 1) == [{"rank": 1, "step": 4, "steps": 8, "loss": 0.25}]
-    assert list(trainers.newest(tmp_path / "outputs")) == [0, 1]
+    assert list(trainers.newest_metrics_files(tmp_path / "outputs")) == [0, 1]
 
 
 def test_printed_reads_log_only_after_growth(
@@ -80,8 +80,8 @@ def test_printed_yields_to_metrics_of_program(log: LogFile, tmp_path: Path) -> N
     (outputs / trainers.file_name(0)).touch()
     append(log, "0", "step 2 loss 0.5\n")
     reading.check(0.0, last=True)
-    assert not trainers.printed(outputs).exists()
-    assert trainers.newest(outputs)[0].parent == outputs
+    assert not trainers.printed_metrics_directory(outputs).exists()
+    assert trainers.newest_metrics_files(outputs)[0].parent == outputs
 
 
 def test_printed_reads_all_but_the_far_beginning_of_a_long_log(
@@ -118,7 +118,9 @@ def test_printed_metrics_are_a_function_of_the_log(log: LogFile, tmp_path: Path)
     Printed(log, tmp_path, range(2)).check(0.0, last=True)
     Printed(log, whole, range(2)).check(0.0, last=True)
     for rank in (0, 1):
-        [one, other] = (trainers.newest(at / "outputs")[rank] for at in (tmp_path, whole))
+        [one, other] = (
+            trainers.newest_metrics_files(at / "outputs")[rank] for at in (tmp_path, whole)
+        )
         assert one.read_text() == other.read_text()
     rows = [json.loads(line) for line in other.read_text().splitlines()]
     assert [row["time"] for row in rows] == [1e9 + step for step in range(12)]
@@ -140,4 +142,4 @@ def test_printed_accepts_ranks_of_own_node_alone(tmp_path: Path) -> None:
     for stream in ("0", "2", "02", "999999999"):
         append(log, stream, "step 2 loss nan\n")
     reading.check(0.0, last=True)
-    assert list(trainers.newest(tmp_path / "outputs")) == [2]
+    assert list(trainers.newest_metrics_files(tmp_path / "outputs")) == [2]
