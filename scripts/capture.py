@@ -17,6 +17,7 @@ import re
 import select
 import shutil
 import struct
+import subprocess
 import sys
 import termios
 import time
@@ -139,6 +140,7 @@ def frame(columns: int, rows: int, title: str) -> list[str]:
     return [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" height="{height:.0f}" font-family="{font}" font-size="14">',
+        f"<desc>{escape(made())}</desc>",
         f'<rect width="100%" height="100%" rx="8" fill="{BACKGROUND}"/>',
         *(
             f'<circle cx="{18 + 18 * i}" cy="16" r="5.5" fill="{color}"/>'
@@ -147,6 +149,13 @@ def frame(columns: int, rows: int, title: str) -> list[str]:
         f'<text x="{width / 2:.0f}" y="20" fill="#7f8896" text-anchor="middle">'
         f"{escape(title)}</text>",
     ]
+
+
+def made() -> str:
+    """Return the revision that a picture shows, and how busy this machine was."""
+    words = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"]
+    revision = subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
+    return f"revision {revision}, load {os.getloadavg()[0]:.1f}"
 
 
 def drawn(line: Line, columns: int, top: int) -> list[str]:
@@ -177,9 +186,9 @@ def drawn(line: Line, columns: int, top: int) -> list[str]:
 # reader may wish, the last frame stays.
 
 # Seconds that a frame is shown.
-QUICKEST, LONGEST, LAST = 0.12, 0.3, 5.0
+QUICKEST, LONGEST, LAST = 0.12, 0.3, 3.0
 # The limit of the whole film in seconds.
-SECONDS = 18.0
+SECONDS = 12.0
 # The time and the lines of each frame.
 Film = list[tuple[float, list[Line]]]
 
@@ -200,10 +209,15 @@ def film(command: list[str], columns: int, rows: int) -> Film:
     return frames[1:]
 
 
-def animate(frames: Film, columns: int, title: str) -> str:
+def shown_for(frames: Film) -> list[float]:
+    """Return the seconds of each frame in a film that is short enough."""
     waits = [min(later - at, LONGEST) for (at, _), (later, _) in pairwise(frames)]
     quicker = max(1.0, sum(waits) / (SECONDS - LAST))
-    waits = [*(wait / quicker for wait in waits), LAST]
+    return [*(wait / quicker for wait in waits), LAST]
+
+
+def animate(frames: Film, columns: int, title: str) -> str:
+    waits = shown_for(frames)
     ends = list(accumulate(waits))
     names: dict[str, str] = {}
     shows, times = [], []

@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
 """Make the pictures of the docs from a real run: scripts/pictures.py [OUT]
 
-Two SSH servers on this machine, a launch as a film, a finished job, and one that loses a rank and
-goes on: `top`, the report and the dashboard, as they show it. Needs root, pyte and Chromium: the
-script runs in a PID namespace of its own, as all hosts of this machine see all of its processes,
-and `top` shows the jobs of others as well.
+Two SSH servers on this machine. Films of a launch, of a failure and of `demo --kill`, as SVG and
+GIF; pictures of `top`, the report and the dashboard, of a job that loses a rank and goes on. Each
+names its revision and the load: record on a quiet machine. Needs root, pyte, Pillow and Chromium:
+the script runs in a PID namespace of its own, as all hosts of this machine see all of its
+processes, and `top` shows the jobs of others as well.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import re
 import shlex
@@ -23,13 +25,29 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from orchestrator.records.metrics import trainers  # noqa: E402
-from scripts.capture import animate, draw, film, glimpse  # noqa: E402
+from scripts.capture import (  # noqa: E402
+    Film,
+    animate,
+    draw,
+    film,
+    glimpse,
+    made,
+    shown_for,
+)
 from tests.browser import Browser  # noqa: E402
 from tests.clusters.loopback import FaultyLoopback  # noqa: E402
 from tests.launching import BIN, PATIENCE, Command, Head  # noqa: E402
 
 COLUMNS, ROWS = 120, 16
 FILM_COLUMNS, FILM_ROWS = 110, 20
+FAILS = """
+import os, torch
+
+batch = torch.zeros(8, 64)
+weights = torch.zeros(64 if os.environ["RANK"] != "3" else 63, 10)
+print("step 1 loss 2.31", flush=True)
+print((batch @ weights).sum())
+"""
 START = ROOT / "docs" / "start.md"
 WIDTH, HEIGHT, FIRST_CHARTS = 1200, 910, 625
 # Set in the first process of the namespace.
@@ -49,7 +67,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, nargs="?", default=ROOT / "docs" / "pictures")
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--launch", action="store_true", help="the film of a launch alone")
+    parser.add_argument("--films", action="store_true", help="the terminals alone, without top")
     options = parser.parse_args()
     alone()
     options.out.mkdir(parents=True, exist_ok=True)
@@ -61,9 +79,12 @@ def main() -> None:
             Browser(directory) as browser,
         ):
             head = Head(cluster, directory / "work")
-            if not options.launch:
+            if not options.films:
                 take(head, browser, options.steps, options.out)
-            launch(head, options.out / "launch.svg")
+            for film_name, make in FILMS.items():
+                path = options.out / f"{film_name}.svg"
+                frames = make(head, path)
+                moving(browser, frames, path)
 
 
 def alone() -> None:
@@ -76,15 +97,60 @@ def alone() -> None:
     os.execvp("unshare", ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", *shell])
 
 
-def launch(head: Head, path: Path) -> None:
+def launch(head: Head, path: Path) -> Film:
     """Film a launch of the script in docs/start.md, from the typed command to its end."""
     (text,) = re.findall(r"```python train.py\n(.*?)```", START.read_text(), re.DOTALL)
     head.script("train.py", text.replace("epochs=5", "epochs=20"))
-    words = shlex.join(["master_launch", "--name", "start", *head.reach, "train.py"])
-    typed = "printf '\\033[1m$ master_launch train.py\\033[0m\\r\\n'; exec "
+    words = shlex.join(["master_launch", *head.reach, "train.py"])
+    return filmed(head, "master_launch train.py", words, path, "a launch on two nodes")
+
+
+def failure(head: Head, path: Path) -> Film:
+    """Film a launch in which one rank fails."""
+    head.script("train.py", FAILS)
+    words = shlex.join(["master_launch", *head.reach, "train.py"])
+    return filmed(head, "master_launch train.py", words, path, "a failure, and its one cause")
+
+
+def kill_film(head: Head, path: Path) -> Film:
+    """Film the demo, which loses a rank and a node."""
+    words = "orchestrator demo --kill"
+    return filmed(head, words, words, path, "orchestrator demo --kill")
+
+
+def filmed(head: Head, typed: str, words: str, path: Path, title: str) -> Film:
+    shown = f"printf '\\033[1m$ {typed}\\033[0m\\r\\n'; exec {words}"
     command = ["env", "-C", str(head.directory), f"PATH={BIN}:{os.environ['PATH']}", "sh", "-c"]
-    frames = film([*command, typed + words], FILM_COLUMNS, FILM_ROWS)
-    path.write_text(animate(frames, FILM_COLUMNS, "a launch on two nodes"))
+    frames = film([*command, shown], FILM_COLUMNS, FILM_ROWS)
+    path.write_text(animate(frames, FILM_COLUMNS, title))
+    return frames
+
+
+def moving(browser: Browser, frames: Film, path: Path) -> None:
+    """Write the film as a GIF beside its SVG, drawn by the browser frame by frame."""
+    from PIL import Image
+
+    still, pictures = path.with_suffix(".still.svg"), []
+    for _, lines in frames:
+        still.write_text(draw(lines, FILM_COLUMNS, path.stem))
+        browser.open(still.as_uri())
+        browser.look(960, 410)
+        browser.picture(still.with_suffix(".png"))
+        data = io.BytesIO(still.with_suffix(".png").read_bytes())
+        pictures.append(Image.open(data).convert("RGB"))
+    for rest in (still, still.with_suffix(".png")):
+        rest.unlink()
+    # With one palette and no dithering, frames differ only where the screen does.
+    palette = pictures[-1].quantize(32)
+    pictures = [picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures]
+    pictures[0].save(
+        path.with_suffix(".gif"),
+        save_all=True,
+        append_images=pictures[1:],
+        duration=[round(1000 * seconds) for seconds in shown_for(frames)],
+        loop=0,
+        comment=made().encode(),
+    )
 
 
 def take(head: Head, browser: Browser, steps: int, out: Path) -> None:
@@ -119,6 +185,12 @@ def picture(browser: Browser, path: Path, height: int) -> None:
     end = browser.eval("document.body.getBoundingClientRect().bottom")
     browser.look(WIDTH, min(height, round(end)))
     browser.picture(path)
+    from PIL import Image, PngImagePlugin
+
+    noted = PngImagePlugin.PngInfo()
+    noted.add_text("Comment", made())
+    with Image.open(path) as image:
+        image.save(path, pnginfo=noted)
 
 
 def train(head: Head, name: str, steps: int, *words: str) -> Command:
@@ -165,6 +237,8 @@ def kill(head: Head, rank: int) -> None:
     (node,) = (node for node in head.record["nodes"] if str(rank) in node["ranks"])
     os.kill(node["ranks"][str(rank)]["pid"], signal.SIGKILL)
 
+
+FILMS = {"launch": launch, "failure": failure, "kill": kill_film}
 
 if __name__ == "__main__":
     main()

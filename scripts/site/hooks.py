@@ -28,8 +28,27 @@ DISTRIBUTED = "orchestrator.distributed"
 COMMON, ANCHOR = "Options of most commands", "options-of-most-commands"
 # An option of this many commands stands once on the page.
 MANY = 8
+# What people search for, and the page that answers it in other words.
+ALSO = {
+    "python_api.md": "jupyter, ipython, notebook",
+    "guide/nodes.md": "exclude a node, ignore a node, drain, GPU use, GPU utilization",
+    "guide/views.md": "GPU use, GPU utilization, nvidia-smi",
+    "guide/network.md": "NCCL_SOCKET_IFNAME, network interface",
+    "guide/environments.md": "use conda, use venv, use modules",
+    "guide/failures.md": "resume a job, resume after a failure",
+    "trainer.md": "resume a training",
+}
 # An option and its meaning.
 Row = tuple[str, str]
+
+
+def on_config(config: Any) -> Any:
+    """State the version, and the repository if it has an address."""
+    (address,) = re.findall(r'^ADDRESS = "(.*)"$', (ROOT / "setup.py").read_text(), re.M)
+    where = "" if address else " · the repository has no public address yet"
+    config.copyright = f"version {orchestrator.__version__}{where}"
+    config.repo_url = address or None
+    return config
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -51,7 +70,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = re.sub(r"^(```\w+) (\S+\.\w+)$", r'\1 title="\2"', markdown, flags=re.M)
     markdown = re.sub(r"^(```\w+) (?!title=).*$", r"\1", markdown, flags=re.M)
     up = re.escape("../" * page.file.src_uri.count("/"))
-    return re.sub(rf"\[([^\]]+)\]\({up}\.\./[^)]*\)", r"\1", markdown)
+    markdown = re.sub(rf"\[([^\]]+)\]\({up}\.\./[^)]*\)", r"\1", markdown)
+    also = ALSO.get(page.file.src_uri)
+    return f"{markdown}\n\nSearched as: {also}.\n{{ .also }}\n" if also else markdown
 
 
 def commands() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -22,13 +23,17 @@ for line in range(30):
 """
 
 
-def check_film(path: Path) -> None:
+FAILED = ("$ master_launch train.py", "the cause", "train.py:7", "what to do")
+LAUNCHED = ("$ master_launch train.py", "2/2 nodes", "d detach", "done")
+
+
+def check_film(path: Path, words: Sequence[str], frames_at_least: int = 20) -> None:
     film = ElementTree.parse(path).getroot()
     frames = [each for each in film.iter() if each.get("class") == "f"]
     told = "\n".join(film.itertext())
-    for shown in ("$ master_launch train.py", "2/2 nodes", "d detach", "done", "prefers-reduced"):
+    for shown in (*words, "prefers-reduced", "revision "):
         assert shown in told, told
-    assert len(frames) > 20 and told.count("@keyframes") == len(frames)
+    assert len(frames) > frames_at_least and told.count("@keyframes") == len(frames)
 
 
 @pytest.mark.slow
@@ -37,6 +42,8 @@ def test_pictures_of_docs_show_content() -> None:
     sizes = {path.name: path.stat().st_size for path in directory.iterdir()}
     assert {*sizes} == {
         "launch.svg",
+        "failure.svg",
+        "failure.gif",
         "top.svg",
         "dashboard.png",
         "experiment.png",
@@ -52,7 +59,8 @@ def test_pictures_of_docs_show_content() -> None:
         assert paper > 10_000 and colors.total() - paper > 10_000, path
         lines = sum(count for each, count in colors.items() if near(each, BLUE))
         assert lines > 300 or path.name == "dashboard.png", path
-    check_film(directory / "launch.svg")
+    check_film(directory / "launch.svg", LAUNCHED)
+    check_film(directory / "failure.svg", FAILED, 5)
 
 
 @pytest.mark.cluster
@@ -63,4 +71,4 @@ def test_film_shows_real_launch(
     (tmp_path / "page.md").write_text(f"```python train.py\n{TALKS}```\n")
     monkeypatch.setattr(pictures, "START", tmp_path / "page.md")
     pictures.launch(head, tmp_path / "launch.svg")
-    check_film(tmp_path / "launch.svg")
+    check_film(tmp_path / "launch.svg", LAUNCHED)

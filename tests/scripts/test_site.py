@@ -1,12 +1,15 @@
 """The documentation as a site: all pages are in it, all links hold."""
 
 import html
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from orchestrator.common.version import __version__
 
 pytestmark = pytest.mark.slow
 
@@ -25,6 +28,25 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert done.returncode == 0, done.stderr
     return site
+
+
+def test_search_finds_words_of_newcomers(site: Path) -> None:
+    docs = json.loads((site / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
+    for word, page in (
+        ("jupyter", "python_api"),
+        ("exclude a node", "guide/nodes"),
+        ("GPU use", "guide/views"),
+        ("NCCL_SOCKET_IFNAME", "guide/network"),
+        ("resume a job", "guide/failures"),
+    ):
+        found = {one["location"] for one in docs if word in html.unescape(one["text"])}
+        assert any(place.startswith(f"{page}.html") for place in found), (word, found)
+
+
+def test_site_has_version_and_neighbours(site: Path) -> None:
+    page = (site / "guide/nodes.html").read_text(encoding="utf-8")
+    for shown in (f"version {__version__}", "no public address", 'rel="next"', 'rel="prev"'):
+        assert shown in page, shown
 
 
 def test_site_has_generated_pages(site: Path) -> None:
