@@ -85,7 +85,7 @@ def test_only_missing_code_is_sent_and_running_job_keeps_its_own(
     assert "; 2 files sent" in second.text
     assert "it says two in my project data 0" in second.text
     third = head.run(*alone, "--name", "third", str(head.directory / "train.py"))
-    assert "sent" not in third.text
+    assert "files sent" not in third.text and "file sent" not in third.text
     assert "it says two in my project data 0" in third.text
     trees = [
         json.loads((path / "manifest.json").read_text())["tree"]
