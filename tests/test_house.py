@@ -1,7 +1,5 @@
 """The plan of the house, held: which room may know which, what is light, how long things are."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import re

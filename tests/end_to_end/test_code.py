@@ -65,7 +65,6 @@ def names(head: Head, node: int) -> list[str]:
 def test_only_missing_code_is_sent_and_running_job_keeps_its_own(
     apart: Apart, two_nodes: NetnsCluster
 ) -> None:
-    """And a job that runs keeps its own, while the code is edited and launched again."""
     head = apart(0, 1)
     fifos = [two_nodes.path(node, head.directory / "hold") for node in range(2)]
     for fifo in fifos:

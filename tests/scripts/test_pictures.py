@@ -1,7 +1,5 @@
 """The pictures of the docs show something; scripts/pictures.py films a real launch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree

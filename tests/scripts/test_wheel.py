@@ -1,7 +1,5 @@
 """The package as a wheel holds it, for those who have no clone."""
 
-from __future__ import annotations
-
 import os
 import re
 import runpy

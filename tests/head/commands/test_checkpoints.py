@@ -211,7 +211,6 @@ def test_verify_skips_checkpoint_pruned_during_run(
 
 
 def test_verify_shows_progress_on_terminal_and_clears_it(root: Path) -> None:
-    """And nothing of it stays."""
     big = root / "big"
     save(big, 1, {f"__{rank}_0.distcp": bytes(1 << 20) for rank in range(6)})
     slow = "import time; from orchestrator.records import checkpoint_store as c\n"

@@ -177,7 +177,6 @@ def test_cut_places_every_byte_in_one_part(sizes: list[int]) -> None:
 def test_late_node_gets_same_batches_in_bounded_memory(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And costs no memory: only few batches are kept."""
     monkeypatch.setattr(send, "KEPT", 2)
     tree = scan(work)
     outbox = Outbox(tree, tree.read)

@@ -1,7 +1,5 @@
 """Metrics made of what ranks print."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
