@@ -90,7 +90,6 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator verify --json", "for a program"),
     ),
     "demo": (
-        ("orchestrator demo", "two nodes on this machine train"),
         ("orchestrator demo --kill", "kill a rank and a node, and compare the losses"),
         ("orchestrator demo --size 4 --max-restarts 1", "four nodes, with options of a launch"),
         ("orchestrator demo --keep", "keep them for commands of your own"),

@@ -1,5 +1,6 @@
 """The kind of program that a name stands for."""
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -75,7 +76,7 @@ def test_path_with_puts_jobs_python_first(
         ("archive-v0/x", "", "uvx --with torch --from /w/a.whl orchestrator demo --size 1"),
         ("tools/x", "uv-receipt.toml", "uv tool install --with torch /w/a.whl"),
         ("venvs/x", "pipx_metadata.json", "pipx inject master-launch torch"),
-        ("venv", "", f"{sys.executable} -m pip install torch"),
+        ("venv", "", shlex.join([sys.executable, "-m", "pip", "install", "torch"])),
     ],
 )
 def test_how_to_add_fits_way_of_installation(

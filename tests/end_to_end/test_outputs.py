@@ -203,7 +203,7 @@ def test_printed_steps_are_in_report(head: Head) -> None:
         "prints.py", "for step in range(1, 6): print(f'step {step}/5 loss {1 / step:.3f}')"
     )
     head.run("--nnodes", "1", "--no-torchrun", script)
-    [path] = (head.experiment / "printed").iterdir()
+    [path] = (head.experiment / "printed").glob("*.jsonl")
     told = [json.loads(line) for line in path.read_text().splitlines()]
     assert [(line["step"], line["steps"]) for line in told] == [(step, 5) for step in range(1, 6)]
     assert head.command("orchestrator", "report").finish() == 0

@@ -151,7 +151,7 @@ def state(pid: int) -> str:
 
 
 def test_launch_refuses_invalid_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match=r"takes \(\) -> 'None'"):
+    with pytest.raises(UsageError, match=r"takes \(\) -> None"):
         spawn.launch(collected.fails, [1], 2)
     with pytest.raises(UsageError, match=r"nprocs must be at least 1 \(got 0\)"):
         spawn.launch(collected.add_up, [1.0], 0)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.transfer.home import CodeOutputs, is_much, where_it_is
+from orchestrator.head.transfer.home import CodeOutputs, where_it_is
 from orchestrator.protocol.requests.transfer import OutputFile
 
 OUTPUTS = Path("/e/train_1/outputs")
@@ -41,9 +41,3 @@ def test_where_it_is_reports_directory_once(found: dict[int, CodeOutputs], sente
     said = [f"the program {sentence}: now in /e/train_1/outputs{NEXT}"]
     assert where_it_is(found, OUTPUTS) == said
     assert where_it_is({}, OUTPUTS) == []
-
-
-def test_is_much_limits_files_and_bytes() -> None:
-    assert not is_much([OutputFile(path=f"{number}", size=1 << 10) for number in range(1000)])
-    assert is_much([OutputFile(path=f"{number}") for number in range(1001)])
-    assert is_much([OutputFile(path="x", size=(64 << 20) + 1)])
