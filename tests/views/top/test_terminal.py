@@ -50,7 +50,8 @@ def test_terminal_is_restored(nodes: Path, how: str) -> None:
         return os.read(ours, 1 << 16) if select.select([ours], [], [], 0.1)[0] else b""
 
     with program(TOP, nodes, env=env, **streams) as top:
-        while b" nodes" not in shown and top.poll() is None:
+        # The mouse is the last that textual switches on.
+        while not (b" nodes" in shown and b"[?1006h" in shown) and top.poll() is None:
             shown += read()
         assert b"\x1b[?1049h" in shown and termios.tcgetattr(theirs) != before
         if how == "a kill":
