@@ -84,7 +84,9 @@ def main() -> None:
             for film_name, make in FILMS.items():
                 path = options.out / f"{film_name}.svg"
                 frames = make(head, path)
-                moving(browser, frames, path)
+                # A GIF of the kill, of two minutes and all their lines, would have 2 MB.
+                if film_name != "kill":
+                    moving(browser, frames, path)
 
 
 def alone() -> None:

@@ -45,7 +45,6 @@ def test_pictures_of_docs_show_content() -> None:
         "failure.svg",
         "failure.gif",
         "kill.svg",
-        "kill.gif",
         "launch.gif",
         "top.svg",
         "dashboard.png",
