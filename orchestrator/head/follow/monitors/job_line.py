@@ -36,10 +36,8 @@ class JobLine:
     def __call__(self, columns: int) -> str:
         now = time.monotonic()
         if now >= self.next:
-            (self.known, _), self.stall = (
-                progress.read_progress(self.experiment, self.job.record, self.steps),
-                stall(self.experiment),
-            )
+            self.known, _ = progress.read_progress(self.experiment, self.job.record, self.steps)
+            self.stall = stall(self.experiment)
             self.next = now + max(LOOK_SECONDS, 20 * (time.monotonic() - now))
         return joined([*self.nodes(), *self.state(now - self.began), *self.rest()], columns)
 

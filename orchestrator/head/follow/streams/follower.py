@@ -313,10 +313,8 @@ class NodeFollower:
 
     def _due(self) -> float:
         """Return the time of the next scheduled action."""
-        return min(
-            *(self.next_beat, self.growing.due, self.printed.due),
-            self.heard_at + HEAD_PATIENCE_SECONDS,
-        )
+        lost = self.heard_at + HEAD_PATIENCE_SECONDS
+        return min(self.next_beat, self.growing.due, self.printed.due, lost)
 
     def _ask_what_is_due(self, channel: NodeChannel, *, updates: bool = True) -> None:
         """Send a heartbeat when due, and with `updates` the request for grown output files."""
