@@ -33,7 +33,7 @@ class NodeAddress:
 
 @dataclass(frozen=True)
 class Layout:
-    """What all nodes of a job have in common: their numbers of ranks, and where these meet."""
+    """Holds what all nodes of a job share: the numbers of their ranks, and where these meet."""
 
     # The number of ranks of every node of the job.
     counts: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""What torch.compile and Triton build on this node: a directory for each program and torch.
+"""Keeps what torch.compile and Triton build on this node, by program and version of torch.
 
 By default it lies below /tmp, which goes with a container or a reboot, and which all programs fill.
 """

@@ -3,7 +3,7 @@
 Each rank whose lines contain a step and a loss gets a metrics file like those of a Trainer, in
 `printed/` of the experiment. All readers of metrics show it: `top`, the report, trackers.
 
-The files are a function of the log, whoever reads it. A head that takes over begins at the offset
+The files depend on the log alone, not on its reader. A head that takes over begins at the offset
 that is on disk, with what was made of the log up to there: it cuts off later rows and makes them
 again from the same bytes, with the same times.
 """
