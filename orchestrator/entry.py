@@ -20,23 +20,23 @@ gc.set_threshold(50_000)
 def main() -> None:
     interrupt.answer_at_once()
     from orchestrator.cli.main import cli
-    from orchestrator.cli.run import run
+    from orchestrator.cli.run import run_command
 
-    run(cli, "orchestrator")
+    run_command(cli, "orchestrator")
 
 
 def master_launch() -> None:
     interrupt.answer_at_once()
     # Importing the other commands takes 20 ms.
     from orchestrator.cli.launch import launch_command
-    from orchestrator.cli.run import run
+    from orchestrator.cli.run import run_command
 
-    run(launch_command, "master_launch")
+    run_command(launch_command, "master_launch")
 
 
 def emergency_stop() -> None:
     interrupt.answer_at_once()
     from orchestrator.cli.main import emergency_stop_command
-    from orchestrator.cli.run import run
+    from orchestrator.cli.run import run_command
 
-    run(emergency_stop_command, "emergency_stop")
+    run_command(emergency_stop_command, "emergency_stop")

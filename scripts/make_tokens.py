@@ -30,7 +30,7 @@ from orchestrator.common.errors import (
     CheckFailed,
     OrchestratorError,
     UsageError,
-    nearest,
+    did_you_mean,
 )
 from orchestrator.engine.data.tokens import HEADER, WIDTHS, Header, dtype_for, write_header
 
@@ -90,7 +90,7 @@ class Tokenizer:
         if not ends:
             what = f"no token {end!r}" if end else f"none of {', '.join(ENDS)}"
             raise UsageError(
-                f"{path} has {what}{nearest(end or '', known)}",
+                f"{path} has {what}{did_you_mean(end or '', known)}",
                 "name the token that ends a document with --end TOKEN",
             )
         self.end = known[ends[0]]

@@ -9,7 +9,7 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-from orchestrator.cli.help import topics
+from orchestrator.cli.help import read_topics
 from orchestrator.cli.main import cli
 
 ROOT = Path(__file__).parents[1]
@@ -62,7 +62,7 @@ def test_trees_in_docs_are_up_to_date() -> None:
 def test_messages_name_existing_pages_and_topics() -> None:
     """A page as docs/PAGE.md#heading, a topic as `orchestrator help TOPIC`."""
     wrong = []
-    known = {"agents", *topics(), *cli.commands}
+    known = {"agents", *read_topics(), *cli.commands}
     for path in sorted((ROOT / "orchestrator").rglob("*.py")):
         text = path.read_text(encoding="utf-8")
         for page, anchor in re.findall(r"(docs/[\w/-]+\.md)(?:#([\w-]+))?", text):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from orchestrator.api import head_process
 from orchestrator.api.job import CALLED, Job
-from orchestrator.common.errors import OrchestratorError, UsageError, import_optional, nearest
+from orchestrator.common.errors import OrchestratorError, UsageError, did_you_mean, import_optional
 from orchestrator.config.launch import Launch, LaunchArguments, Where, options_of, said_by_shell
 from orchestrator.head.background.process import INTERRUPT, Background
 from orchestrator.head.commands import launching
@@ -120,7 +120,7 @@ class Cluster:
         """Return a Cluster of the same machines with other options, for run() and submit()."""
         check_names(options)
         other = copy.copy(self)
-        other._options = merged(self._options, options)
+        other._options = merge_options(self._options, options)
         return other
 
     # -- starting --------------------------------------------------------------------------------
@@ -148,7 +148,7 @@ class Cluster:
         program = [os.fspath(script)] if script is not None else []
         program += [os.fspath(arg) if isinstance(arg, os.PathLike) else str(arg) for arg in args]
         how = ["-m", module] if module is not None else []
-        arguments = launch_arguments(self._where, merged(self._options, options))
+        arguments = launch_arguments(self._where, merge_options(self._options, options))
         arguments = replace(arguments, module=module, program=tuple(program))
         return self._start(arguments, ["Cluster.launch", *how, *program])
 
@@ -162,7 +162,7 @@ class Cluster:
         name = getattr(function, "__name__", type(function).__name__)
         options = self._options
         if "name" not in options:
-            options = merged(options, {"name": name if NAME.fullmatch(name) else "run"})
+            options = merge_options(options, {"name": name if NAME.fullmatch(name) else "run"})
         payload = Path(tempfile.mkdtemp(prefix="orchestrator-"))
         try:
             pack(payload, name, (function, args, kwargs), here())
@@ -187,7 +187,7 @@ class Cluster:
         from orchestrator.head.nodes import machine
 
         arguments = launch_arguments(self._where, self._options)
-        answer = Background(head_process.nodes, arguments=arguments).answer()
+        answer = Background(head_process.describe_nodes, arguments=arguments).answer()
         return [machine.from_json(described) for described in answer["nodes"]]
 
     def fabric(self) -> Group:
@@ -302,10 +302,10 @@ def check_names(options: Mapping[str, object]) -> None:
     known = list(OPTIONS)
     for name in options:
         if name not in known:
-            raise UsageError(f"no option {name!r}{nearest(name, known)}", f"known: {known}")
+            raise UsageError(f"no option {name!r}{did_you_mean(name, known)}", f"known: {known}")
 
 
-def merged(first: Options, then: Options) -> Options:
+def merge_options(first: Options, then: Options) -> Options:
     """Merge options; later ones win, variables and settings one by one."""
     env = {**first.get("env", {}), **then.get("env", {})}
     values = {**first.get("set", {}), **then.get("set", {})}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.head.background.process import Answers
-from orchestrator.protocol.message import encode
+from orchestrator.protocol.message import encode_value
 
 if TYPE_CHECKING:
     from orchestrator.config.launch import LaunchArguments, Where
@@ -22,21 +22,21 @@ def take_up(answers: Answers, **which: Any) -> None:
     follow.take_up(answers, **which)
 
 
-def stop(answers: Answers, where: Where, experiment: str, grace: float | None) -> None:
+def stop_job(answers: Answers, where: Where, experiment: str, grace: float | None) -> None:
     from orchestrator.head.commands.stop import end_job
     from orchestrator.head.follow import stop as stopping
 
     ended = end_job(where, experiment, grace)
     receipts = ended.receipts or []
     answers.send(
-        receipts=encode(receipts),
+        receipts=encode_value(receipts),
         code=stopping.exit_code(receipts),
         text=stopping.to_text(receipts),
         why=ended.problem,
     )
 
 
-def nodes(answers: Answers, arguments: LaunchArguments) -> None:
+def describe_nodes(answers: Answers, arguments: LaunchArguments) -> None:
     """Describe the machines, as `orchestrator nodes --json` does."""
     from orchestrator.head.commands.machines.nodes import find_machines
     from orchestrator.head.nodes import machine

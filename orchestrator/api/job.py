@@ -30,7 +30,7 @@ from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.lines import LineSplitter
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader
-from orchestrator.protocol.message import decode
+from orchestrator.protocol.message import decode_value
 from orchestrator.protocol.timing import CATCH_UP_SECONDS, SCHEDULER_SECONDS
 from orchestrator.records import manifest, outcome
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -299,14 +299,16 @@ class Job:
         once) is killed. Raises NodeError if a node could not be reached, and JobFailed if a process
         is still alive.
         """
-        answer = Background(head_process.stop, **self._which, grace=0.0 if now else grace).answer()
+        answer = Background(
+            head_process.stop_job, **self._which, grace=0.0 if now else grace
+        ).answer()
         if answer["code"] == EXIT_NODE:
             raise NodeError(answer["text"])
         if answer["code"] != EXIT_DONE:
             raise JobFailed(answer["text"], verdict=self.verdict)
         if answer["why"]:
             raise OrchestratorError(f"it is stopped, but job.json does not say so: {answer['why']}")
-        return tuple(decode(Receipt, receipt) for receipt in answer["receipts"])
+        return tuple(decode_value(Receipt, receipt) for receipt in answer["receipts"])
 
     # -- results ---------------------------------------------------------------------------------
 

@@ -23,9 +23,9 @@ from orchestrator.cli.options import (
     json_option,
     launch_options,
     options_from,
-    shared,
+    shared_options,
 )
-from orchestrator.common.wings import view
+from orchestrator.common.wings import import_view
 from orchestrator.config.launch import DEFAULT_NODES, Launch, Where
 
 # Options of a launch that these commands share.
@@ -75,7 +75,7 @@ def reaching(
 
     declared = getattr(function, "__click_params__", [])
     with_chosen.__click_params__ = [*declared, *reversed(taken)]  # type: ignore[attr-defined]
-    return functools.partial(shared, reads_records=jobs)(choice(with_chosen))
+    return functools.partial(shared_options, reads_records=jobs)(choice(with_chosen))
 
 
 @command("exec", context_settings=PASSES_ON)
@@ -210,7 +210,7 @@ def verify_command(
     **params: Any,
 ) -> int:
     """Run real collectives: find wrong results and slow nodes."""
-    verify = view("verify")
+    verify = import_view("verify")
     measurement = verify.Measurement(backend, max_size, seconds)
     return int(verify.verify(arguments_from(params), measurement, strict=strict))
 
@@ -361,8 +361,8 @@ def submit_slurm(
 
     options = SbatchOptions(requeue=not no_requeue, **asked)
     if printed:
-        return sbatch.generate(options, arguments, launch_arguments(arguments))
-    return sbatch.submit(options, arguments, launch_arguments(arguments), detach=detach)
+        return sbatch.print_batch_file(options, arguments, launch_arguments(arguments))
+    return sbatch.submit_batch_file(options, arguments, launch_arguments(arguments), detach=detach)
 
 
 submit = Group("submit", help="Submit the job to another launcher, and follow it.")
@@ -390,5 +390,5 @@ def run_node(wait: float, arguments: tuple[str, ...]) -> int:
     from orchestrator.launchers import run_node as by_hand
 
     # Read first, as its errors explain more than those of --master-port.
-    mine = by_hand.part(os.environ)
-    return by_hand.run(mine, wait, launch_arguments(arguments))
+    mine = by_hand.read_part(os.environ)
+    return by_hand.run_part(mine, wait, launch_arguments(arguments))

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.common.errors import EXIT_DONE, UsageError, nearest
-from orchestrator.common.text import table
+from orchestrator.common.errors import EXIT_DONE, UsageError, did_you_mean
+from orchestrator.common.text import align_columns
 
 AGENTS = Path(__file__).with_name("agents.md")
 # A link to docs/troubleshooting.md; a wheel contains the file itself.
@@ -44,7 +44,7 @@ class Topic:
 
 
 @functools.cache
-def topics() -> dict[str, Topic]:
+def read_topics() -> dict[str, Topic]:
     found = {}
     for part in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         heading, *sections = re.split(r"^### ", part, flags=re.MULTILINE)
@@ -59,7 +59,7 @@ def topic_of(message: str) -> str:
     """Return the topic that explains the earliest known phrase in a message, or ""."""
     # The keys are positions in the message.
     explained: dict[int, str] = {}
-    for topic in topics().values():
+    for topic in read_topics().values():
         for words in topic.messages:
             fixed = [re.escape(piece.strip()) for piece in OPEN.split(words)]
             if match := re.search(r"[^\n]*?".join(fixed), message):
@@ -68,7 +68,7 @@ def topic_of(message: str) -> str:
 
 
 @functools.cache
-def pages() -> dict[str, str]:
+def read_pages() -> dict[str, str]:
     """Return the page for agents, and those of the guide by names such as guide/environments."""
     files = {
         "agents": AGENTS,
@@ -77,12 +77,14 @@ def pages() -> dict[str, str]:
     return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
 
 
-def searched(words: Sequence[str], options: Mapping[str, str]) -> str:
+def search_topics(words: Sequence[str], options: Mapping[str, str]) -> str:
     """Return the topics, pages and options that have most of these words, the best first."""
     long = [word for word in words if len(word) > 3]
     # A word of the text may go on: sweep finds sweeps.
     wanted = [rf"\b{re.escape(word.lower().strip('?.,'))}" for word in long or words]
-    texts = {name: f"{topic.title}\n{topic.text}" for name, topic in topics().items()} | pages()
+    texts = {
+        name: f"{topic.title}\n{topic.text}" for name, topic in read_topics().items()
+    } | read_pages()
 
     def score(text: str) -> tuple[int, int]:
         title, _, rest = text.lower().partition("\n")
@@ -101,34 +103,37 @@ def searched(words: Sequence[str], options: Mapping[str, str]) -> str:
         for name in flags[:MOST_FOUND]
         if score(f"{name}\n{options[name]}")[0] == len(wanted)
     ]
-    return "\n".join(table(rows))
+    return "\n".join(align_columns(rows))
 
 
-def listed() -> str:
+def list_topics() -> str:
     parts: dict[str, list[str]] = {}
-    for topic in topics().values():
+    for topic in read_topics().values():
         parts.setdefault(topic.part, []).append(topic.name)
-    parts["Pages"] = list(pages())
+    parts["Pages"] = list(read_pages())
     blocks = ["\n  ".join([f"{part}:", *names]) for part, names in parts.items()]
     last = "Type: orchestrator help TOPIC or WORD..., or orchestrator COMMAND --help"
     return "\n\n".join([*blocks, last])
 
 
-def explained(words: Sequence[str], options: Mapping[str, str]) -> str:
+def explain_topic(words: Sequence[str], options: Mapping[str, str]) -> str:
     """Return a topic or a page by its name, else what a search for the words finds."""
     name = " ".join(words)
-    topic, page = topics().get(name), pages().get(name) or pages().get(f"guide/{name}")
+    topic, page = (
+        read_topics().get(name),
+        read_pages().get(name) or read_pages().get(f"guide/{name}"),
+    )
     if topic is None and page is None:
-        found = searched(words, options)
+        found = search_topics(words, options)
         if not found:
-            known = nearest(name, [*topics(), *pages()])
+            known = did_you_mean(name, [*read_topics(), *read_pages()])
             raise UsageError(f"no topic {name!r}{known}", "orchestrator help   lists them")
         return f"{name!r} is no topic; it stands in:\n\n{found}"
     text = f"{topic.title}\n\n{topic.text}" if topic else page or ""
     return re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", text).rstrip()
 
 
-def show(text: str) -> int:
+def show_text(text: str) -> int:
     from orchestrator.head.screen import output
 
     output.write_out(f"{text}\n")

@@ -30,7 +30,7 @@ from orchestrator.cli.options import (
     color_option,
     experiment_names,
     json_option,
-    shared,
+    shared_options,
 )
 from orchestrator.cli.records import (
     checkpoint,
@@ -44,7 +44,7 @@ from orchestrator.cli.records import (
 from orchestrator.cli.sweep import sweep_command
 from orchestrator.common.errors import UsageError
 from orchestrator.common.version import __version__
-from orchestrator.common.wings import view
+from orchestrator.common.wings import import_view
 from orchestrator.config.launch import View, Where
 
 __all__ = ["cli", "emergency_stop_command", "launch_command"]
@@ -97,7 +97,7 @@ def attach(where: Where, experiment: str | None, quiet: bool, steal: bool) -> in
 
 
 @cli.command()
-@shared
+@shared_options
 @experiment_argument
 @click.option("-f", "--follow", is_flag=True, help="Keep showing lines until the job is over.")
 @click.option(
@@ -152,11 +152,11 @@ def top(where: Where, once: bool, watch: bool, seconds: float) -> int:
     s ends it (asks), q quits and leaves everything running. Without a terminal, one sample is
     printed. Exit code 4 if a node cannot be reached.
     """
-    return int(view("top").top(where, once=once, again=watch, seconds=seconds))
+    return int(import_view("top").top(where, once=once, again=watch, seconds=seconds))
 
 
 @cli.command()
-@shared
+@shared_options
 @click.option("--running", is_flag=True, help="List only jobs that wait or run.")
 @click.option("--all", "every", is_flag=True, help="List all jobs, not only the newest 20.")
 @click.option("--tag", "tags", multiple=True, metavar="WORD", help="List only jobs with this tag.")
@@ -238,7 +238,7 @@ def demo(size: int, keep: bool, kill: bool, arguments: tuple[str, ...]) -> int:
 
     words = (*demo.WITH_FAULTS, *arguments) if kill else arguments
     # A wrong option is refused before anything is started.
-    return demo.demo(size, keep, kill, words, launch_arguments(words))
+    return demo.run_demo(size, keep, kill, words, launch_arguments(words))
 
 
 @cli.command("help")
@@ -255,9 +255,9 @@ def help_command(context: click.Context, words: tuple[str, ...]) -> int:
     command = cli.get_command(context, words[0]) if len(words) == 1 else None
     if command is not None:
         inner = command.make_context(f"orchestrator {words[0]}", [], resilient_parsing=True)
-        return pages.show(command.get_help(inner))
+        return pages.show_text(command.get_help(inner))
     options = {"/".join(o.opts): getattr(o, "help", "") or "" for o in launch_command.params}
-    return pages.show(pages.explained(words, options) if words else pages.listed())
+    return pages.show_text(pages.explain_topic(words, options) if words else pages.list_topics())
 
 
 for command in (

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from orchestrator.common.errors import EMPTY, UsageError, nearest
+from orchestrator.common.errors import EMPTY, UsageError, did_you_mean
 from orchestrator.common.text import parse_seconds
 from orchestrator.config.launch import (
     COMMON,
@@ -143,7 +143,7 @@ class Group(Command, click.Group):
             if instead := GONE_COMMANDS.get(path):
                 raise click.UsageError(f"{path} is gone: {instead}", ctx)
             known = self.list_commands(ctx)
-            raise click.UsageError(f"no command {args[0]!r}{nearest(args[0], known)}", ctx)
+            raise click.UsageError(f"no command {args[0]!r}{did_you_mean(args[0], known)}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -187,7 +187,7 @@ class GroupedCommand(Command):
         if sorted(args) in (["--all", "--help"], ["--all", "-h"]):
             ctx.meta[EVERY_OPTION] = True
             args = ["--help"]
-        return super().parse_args(ctx, args if ctx.resilient_parsing else ours(self, args))
+        return super().parse_args(ctx, args if ctx.resilient_parsing else own_arguments(self, args))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Show the command's own options and the common ones; the others for --help --all."""
@@ -340,7 +340,7 @@ def arguments_from(params: Mapping[str, Any]) -> LaunchArguments:
     )
 
 
-def shared(
+def shared_options(
     function: Callable[..., Any],
     *,
     reads_records: bool = True,
@@ -364,7 +364,7 @@ def shared(
     return with_where
 
 
-asking = functools.partial(shared, asks_nodes=True)
+asking = functools.partial(shared_options, asks_nodes=True)
 
 
 def experiment_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
@@ -383,7 +383,7 @@ def experiment_names(ctx: click.Context, parameter: click.Parameter, incomplete:
 TIME = re.compile(r"[0-9]+([.][0-9]+)?[a-z]*")
 
 
-def ours(command: click.Command, arguments: Sequence[str]) -> list[str]:
+def own_arguments(command: click.Command, arguments: Sequence[str]) -> list[str]:
     """Return the arguments as `command` knows them; what is the program's own stays as it is."""
     known = {
         flag: option

@@ -14,9 +14,9 @@ from orchestrator.cli.options import (
     command,
     experiment_names,
     json_option,
-    shared,
+    shared_options,
 )
-from orchestrator.common.wings import view
+from orchestrator.common.wings import import_view
 from orchestrator.config.launch import Where
 from orchestrator.trackers.known import KNOWN
 
@@ -28,7 +28,7 @@ def places(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
 
 
 @command()
-@shared
+@shared_options
 @click.argument("experiment", metavar="[EXP]", required=False, shell_complete=experiment_names)
 @click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="Set a variable, or change it.")
 @click.option(
@@ -58,7 +58,7 @@ def rerun(
 
 
 @command()
-@shared
+@shared_options
 @click.argument("action", type=click.Choice(["ls", "verify", "export"]))
 @click.argument("names", metavar="[EXP_OR_DIR] [OUT]", nargs=-1, shell_complete=places)
 @click.option("--step", type=int, help="Export this step. [default: the newest that verifies]")
@@ -95,7 +95,7 @@ def checkpoint(where: Where, action: str, names: tuple[str, ...], **options: Any
 
 
 @command()
-@shared
+@shared_options
 @click.argument("names", metavar="[EXP]...", nargs=-1, shell_complete=experiment_names)
 @click.option(
     "--out",
@@ -109,11 +109,11 @@ def report(where: Where, names: tuple[str, ...], out: Path | None, opened: bool)
     The page has curves, a map of all ranks, events, nodes, the config and the last lines of the
     logs. It is one file that needs no other.
     """
-    return int(view("report").report(where, names, out=out, opened=opened))
+    return int(import_view("report").report(where, names, out=out, opened=opened))
 
 
 @command()
-@shared
+@shared_options
 @click.argument("experiment", metavar="[EXP]", required=False, shell_complete=experiment_names)
 @click.option(
     "--to",
@@ -157,7 +157,7 @@ def track(
     """
     if bool(names) == bool(serve):
         raise click.UsageError("name a tracker with --to, or a port with --serve")
-    track = view("track")
+    track = import_view("track")
     if serve:
         host, _, port = serve.rpartition(":")
         number = click.IntRange(0, 65535)(port)
@@ -191,7 +191,7 @@ def dashboard(
     It shows progress, the page of `report` for each experiment and for several side by side, and
     a button that stops a job. Anyone who has the printed address, with its token, can do all that.
     """
-    return int(view("dashboard").dashboard(where, host, port, names, opened=opened))
+    return int(import_view("dashboard").dashboard(where, host, port, names, opened=opened))
 
 
 @command()
@@ -218,11 +218,11 @@ def profile(where: Where, experiment: str | None, steps: int, timeout: float) ->
     existing traces are read; EXP_OR_DIR may also be a directory of torch.profiler's traces. One
     trace of all ranks for ui.perfetto.dev is written beside them.
     """
-    return int(view("profile").profile(where, experiment, steps, timeout))
+    return int(import_view("profile").profile(where, experiment, steps, timeout))
 
 
 @command()
-@shared
+@shared_options
 @click.option("--keep", type=click.IntRange(min=0), metavar="N", help="Keep the newest N.")
 @click.option(
     "--older-than",

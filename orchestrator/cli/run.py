@@ -118,7 +118,7 @@ def usage_words(error: click.ClickException) -> str:
     return "\n".join(lines)
 
 
-def run(command: click.Command, name: str) -> NoReturn:
+def run_command(command: click.Command, name: str) -> NoReturn:
     """Run a command; print every error as a sentence and exit with its code."""
     say_if_untested()
     interrupt.before_exit(files.remove_unfinished)
@@ -153,4 +153,4 @@ def run(command: click.Command, name: str) -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     if not output_is_whole():
         code = code or EXIT_USAGE
-    interrupt.leave(code if isinstance(code, int) else 0)
+    interrupt.exit_at_once(code if isinstance(code, int) else 0)

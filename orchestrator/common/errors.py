@@ -101,7 +101,7 @@ class StoppedEarly(OrchestratorError):
 EMPTY = "is the variable set that it comes from?"
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return '; did you mean X?' or '', to append to an error about an unknown word."""
     # Users may write HYBRID_SHARD for hybrid_shard.
     lower = {name.lower(): name for name in known}
@@ -116,7 +116,9 @@ def nearest_file(path: str | os.PathLike[str], ends: tuple[str, ...]) -> str:
         names = [entry.name for entry in os.scandir(folder or ".") if entry.is_file()]
     except (OSError, ValueError):
         return ""
-    return "" if name in names else nearest(name, [each for each in names if each.endswith(ends)])
+    return (
+        "" if name in names else did_you_mean(name, [each for each in names if each.endswith(ends)])
+    )
 
 
 def import_optional(module: str, package: str, need: str) -> Any:

@@ -41,7 +41,7 @@ NO_INODES = "`df -i` shows whether inodes are what is missing"
 _unfinished: set[str] = set()
 
 
-def reason(error: OSError) -> str:
+def reason_of_error(error: OSError) -> str:
     """Return the reason of a system error; a disk without free inodes counts as full."""
     words = error.strerror or str(error)
     return f"{words} ({NO_INODES})" if error.errno == errno.ENOSPC else words
@@ -51,7 +51,9 @@ def reason(error: OSError) -> str:
 
 
 @contextlib.contextmanager
-def replacing(path: Name, mode: int = PRIVATE, *, exactly: bool = False) -> Iterator[BinaryIO]:
+def open_replacement(
+    path: Name, mode: int = PRIVATE, *, exactly: bool = False
+) -> Iterator[BinaryIO]:
     """Fill a new file; at the end of the block it takes the place of `path`, safe on the disk.
 
     A reader of `path` finds the old or the new content, never a part, even after a crash. The file
@@ -62,7 +64,7 @@ def replacing(path: Name, mode: int = PRIVATE, *, exactly: bool = False) -> Iter
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     _unfinished.add(new)
     try:
-        with naming(path), open(os.open(new, flags, mode), "wb") as file:
+        with path_in_errors(path), open(os.open(new, flags, mode), "wb") as file:
             if exactly or mode == PRIVATE:
                 # The path may name another file by now, so the descriptor is used.
                 os.fchmod(file.fileno(), mode)
@@ -79,14 +81,14 @@ def replacing(path: Name, mode: int = PRIVATE, *, exactly: bool = False) -> Iter
 
 
 def remove_unfinished() -> None:
-    """Remove the files that `replacing` is filling, for a process that leaves in the middle."""
+    """Remove the files that open_replacement() is filling, for a process that ends before that."""
     for new in list(_unfinished):
         with contextlib.suppress(OSError):
             os.unlink(new)
 
 
 @contextlib.contextmanager
-def naming(path: Name) -> Iterator[None]:
+def path_in_errors(path: Name) -> Iterator[None]:
     """Add the path to an OSError without one, as a write to a full disk raises it."""
     try:
         yield
@@ -96,11 +98,11 @@ def naming(path: Name) -> Iterator[None]:
         raise
 
 
-def replace(
+def replace_file(
     path: Name, content: str | bytes, mode: int = PRIVATE, *, exactly: bool = False
 ) -> None:
-    """Write a whole file, text as UTF-8: see `replacing`."""
-    with replacing(path, mode, exactly=exactly) as file:
+    """Write a whole file, text as UTF-8: see open_replacement()."""
+    with open_replacement(path, mode, exactly=exactly) as file:
         file.write(
             content.encode(errors="backslashreplace") if isinstance(content, str) else content
         )
@@ -126,7 +128,7 @@ def read_plain(path: Name, dir_fd: int | None = None, largest: int = -1) -> byte
         return file.read(largest)
 
 
-def digest(descriptor: int, offset: int = 0, size: int = 1 << 62) -> str:
+def file_digest(descriptor: int, offset: int = 0, size: int = 1 << 62) -> str:
     """Return the SHA-256 of up to `size` bytes of a file, from an offset on."""
     # The import takes 5 ms, and a probe does not need it.
     import hashlib
@@ -153,7 +155,7 @@ def open_to_append(path: Name) -> int:
     """
     directory, name = os.path.split(os.fspath(path))
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    with opened(directory) as inside:
+    with open_directory(directory) as inside:
         descriptor = os.open(name, flags, PRIVATE, dir_fd=inside)
         try:
             status = os.fstat(descriptor)
@@ -220,7 +222,7 @@ def make_private(path: Name) -> None:
 
 
 @contextlib.contextmanager
-def opened(path: Name, dir_fd: int | None = None) -> Iterator[int]:
+def open_directory(path: Name, dir_fd: int | None = None) -> Iterator[int]:
     """Open a directory that is no symbolic link, and give its descriptor."""
     directory = os.open(path, DIRECTORY, dir_fd=dir_fd)
     try:
@@ -246,13 +248,13 @@ def hidden_name(name: str) -> str:
     return f".{name}{GONE}{os.urandom(4).hex()}"
 
 
-def hide(path: Name, hidden: Name, dir_fd: int | None = None) -> None:
+def hide_directory(path: Name, hidden: Name, dir_fd: int | None = None) -> None:
     """Hide a directory by one rename: it counts as deleted, even after a crash."""
     os.rename(path, hidden, src_dir_fd=dir_fd, dst_dir_fd=dir_fd)
     sync_directory(os.path.dirname(os.fspath(hidden)) or ".", dir_fd)
 
 
-def delete(
+def delete_directory(
     path: Name, seen: Callable[[int], None] = lambda _: None, dir_fd: int | None = None
 ) -> list[str]:
     """Delete a hidden directory; return a line for each entry that could not be deleted.
@@ -269,7 +271,7 @@ def delete(
             problems.append(f"{name or where}: {error.strerror}")
 
     try:
-        with opened(path, dir_fd) as top:
+        with open_directory(path, dir_fd) as top:
             here = mount_of(top)
         for where, inner, files, directory in os.fwalk(
             path, topdown=False, onerror=note, dir_fd=dir_fd
@@ -319,7 +321,7 @@ def mounts_below(path: Name) -> list[str]:
 
 def our_directory() -> str:
     """Return the directory for this login's own files; ORCHESTRATOR_HOME overrides it."""
-    return os.environ.get("ORCHESTRATOR_HOME") or expanded("~/.orchestrator")
+    return os.environ.get("ORCHESTRATOR_HOME") or expand_home("~/.orchestrator")
 
 
 @contextlib.contextmanager
@@ -335,7 +337,7 @@ def making_sockets() -> Iterator[None]:
         raise OSError(error.errno, f"{what} another disk") from None
 
 
-def umask() -> int:
+def current_umask() -> int:
     """Return the umask of this process; to set it for a moment would reach other threads."""
     with contextlib.suppress(OSError), open("/proc/self/status", "rb") as file:
         for line in file:
@@ -347,7 +349,7 @@ def umask() -> int:
     return before
 
 
-def expanded(path: Name) -> str:
+def expand_home(path: Name) -> str:
     """Replace ~ by the home directory; the ~ of an unknown user stays as it is."""
     # pathlib's expanduser() raises for an unknown user.
     return os.path.expanduser(os.fspath(path))

@@ -30,7 +30,7 @@ class Folder:
 
     def __init__(self, root: Path, *, private: bool, umask: int | None = None) -> None:
         self.root, self.private = root, private
-        self.umask = files.umask() if umask is None else umask
+        self.umask = files.current_umask() if umask is None else umask
 
     def make(self) -> None:
         """Create the directory and its missing parents."""
@@ -71,7 +71,7 @@ class Folder:
         return 0o600 if self.private else mode & 0o777 & ~self.umask
 
 
-def hidden(label: str, name: str) -> str:
+def hidden_name(label: str, name: str) -> str:
     """Name a file for as long as it is not whole."""
     return f".orchestrator-{hashlib.sha256(os.fsencode(f'{label}/{name}')).hexdigest()[:16]}.part"
 
@@ -86,7 +86,7 @@ class PartialFile:
 
     def __init__(self, folder: Folder, parts: Sequence[str], label: str) -> None:
         self.parts, self.name = parts, parts[-1]
-        self.hidden, self.whole = hidden(label, self.name), False
+        self.hidden, self.whole = hidden_name(label, self.name), False
         with contextlib.ExitStack() as stack:
             self.directory = stack.enter_context(folder.inside(parts[:-1]))
             self.here()

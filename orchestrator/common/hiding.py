@@ -1,9 +1,9 @@
 """Take secrets out of what is written down or sent: by their values, and by what gives them away.
 
-The one border: what a node writes down or sends home goes through `hide` or `Mask`, with the
-values `of_environment`. The head's printer and its writers of files call `hidden`, which takes out
-the secrets of this process's launches. Shipped to the nodes: the standard library alone, and
-Python 3.9. node/job/ranks/rank.py loads it by its path.
+The one border: what a node writes down or sends home goes through hide_secrets() or `Mask`, with
+the values of_environment(). The head's printer and its writers of files call without_secrets(),
+which takes out the secrets of this process's launches. Shipped to the nodes: the standard library
+alone, and Python 3.9. node/job/ranks/rank.py loads it by its path.
 """
 
 from __future__ import annotations
@@ -56,10 +56,12 @@ def is_no_word(value: str) -> bool:
 
 def of_environment(env: Mapping[str, str], names: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the values to hide: of variables with these names, and of those like secrets."""
-    return parts(value for name, value in env.items() if name in names or is_secret(name, value))
+    return secret_texts(
+        value for name, value in env.items() if name in names or is_secret(name, value)
+    )
 
 
-def parts(values: Iterable[str]) -> tuple[str, ...]:
+def secret_texts(values: Iterable[str]) -> tuple[str, ...]:
     """Return the texts to search for: secret values, their stripped lines, and encodings.
 
     A file's last newline, or Windows' end of a line, is in the value, and no program sends it.
@@ -102,14 +104,14 @@ def redacted_text(text: str) -> str:
     return text
 
 
-def hide(data: T, secrets: Sequence[str]) -> T:
+def hide_secrets(data: T, secrets: Sequence[str]) -> T:
     """Replace secret values in texts, lists, mappings, dataclasses and messages."""
     return cast("T", _hide(data, sorted(secrets, key=len, reverse=True))) if secrets else data
 
 
-def hidden(data: T) -> T:
-    """Return data as hide() does, without the secrets of this process's launches."""
-    return hide(data, held)
+def without_secrets(data: T) -> T:
+    """Return data as hide_secrets() does, without the secrets of this process's launches."""
+    return hide_secrets(data, held)
 
 
 def _hide(data: Any, secrets: Sequence[str]) -> Any:

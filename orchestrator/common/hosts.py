@@ -24,7 +24,7 @@ class BadRange(ValueError):
         self.position, self.what, self.fix = position, what, fix
 
 
-def expand(pattern: str, most: int) -> Iterator[str]:
+def expand_pattern(pattern: str, most: int) -> Iterator[str]:
     """Expand gpu[01-02] to gpu01, gpu02; BadRange is raised before any name is made."""
     parts: list[list[str]] = []
     count, position = 1, 0
@@ -64,8 +64,8 @@ def _too_many(position: int, most: int) -> BadRange:
     return BadRange(position, f"this makes more than {most} nodes", f"{most} nodes at most")
 
 
-def folded(names: Sequence[str]) -> str:
-    """Write names as `expand` reads them: gpu[001-500], 10.0.0.[1-4,7]; repeated ones once."""
+def fold_names(names: Sequence[str]) -> str:
+    """Write names as expand_pattern() reads them: gpu[001-500], 10.0.0.[1-4,7]; each once."""
     apart = {name: re.split(r"([0-9]{1,18})", name) for name in names}
     kinds: dict[tuple[str, ...], list[list[str]]] = {}
     for parts in apart.values():
@@ -89,10 +89,10 @@ def _folded(alike: Sequence[Sequence[str]]) -> str:
 
 
 def _in_brackets(numbers: Sequence[str]) -> str:
-    return numbers[0] if len(numbers) == 1 else f"[{ranges(numbers)}]"
+    return numbers[0] if len(numbers) == 1 else f"[{number_ranges(numbers)}]"
 
 
-def ranges(numbers: Iterable[str | int]) -> str:
+def number_ranges(numbers: Iterable[str | int]) -> str:
     """Write numbers as ranges: 0-3,5. A leading zero is part of a number: 09-10, but 9-10."""
     runs: list[list[str]] = []
     for number in sorted(map(str, numbers), key=lambda text: (int(text), len(text))):
@@ -105,12 +105,12 @@ def ranges(numbers: Iterable[str | int]) -> str:
     return ",".join(run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Join names: all of a few; else folded where that is short, or the first and a count."""
     more = len(names) - MOST_NAMES
     if more <= 0:
         return ", ".join(names)
-    short = folded(names)
+    short = fold_names(names)
     if "[" in short and len(short) <= LONGEST_FOLD:
         return short
     return f"{', '.join(names[:MOST_NAMES])} and {more} other{'s' if more > 1 else ''}"

@@ -23,7 +23,7 @@ def before_exit(call: Callable[[], None]) -> None:
     _before_exit.append(call)
 
 
-def leave(code: int) -> NoReturn:
+def exit_at_once(code: int) -> NoReturn:
     """Exit at once: threads that still wait for a dead node must not hold the process."""
     _prepare_exit()
     os._exit(code)
@@ -66,7 +66,7 @@ def _answer(number: int, frame: FrameType | None) -> None:
     # The terminal was closed.
     except OSError:
         pass
-    leave(130)
+    exit_at_once(130)
 
 
 def undo_with(undo: Callable[[], None] | None) -> None:
@@ -75,7 +75,7 @@ def undo_with(undo: Callable[[], None] | None) -> None:
     _undo = undo
 
 
-def hold() -> None:
+def hold_interrupts() -> None:
     """Hold interrupts: a half-started job must be recorded before it can be ended.
 
     The hang-up of a closed terminal is held as well: it would leave a job without a head.
@@ -87,18 +87,18 @@ def hold() -> None:
 
 
 def end_is_wanted() -> bool:
-    """Return True if an interrupt came since hold(); a closed terminal does not count."""
+    """Return True if an interrupt came since hold_interrupts(); a closed terminal is none."""
     return any(number in SIGNALS for number in _held or ())
 
 
 def answer_now() -> None:
     """Answer at once again, including the interrupts that were held."""
-    for number in release():
+    for number in release_interrupts():
         _answer(number, None)
 
 
-def release() -> list[int]:
-    """Stop holding and return the signals that came since hold(), for the caller to answer."""
+def release_interrupts() -> list[int]:
+    """Stop holding; return the signals since hold_interrupts(), which the caller answers."""
     global _held
     held, _held = _held or [], None
     return held

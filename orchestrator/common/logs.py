@@ -38,8 +38,8 @@ class Formatter(logging.Formatter):
         place = record.name.removeprefix("orchestrator.").removeprefix("head.")
         thread = f" ({record.threadName})" * (record.threadName != "MainThread")
         record.__dict__["place"] = place + thread
-        return hiding.hidden(
-            hiding.hide(hiding.redacted_text(super().format(record)), _environment)
+        return hiding.without_secrets(
+            hiding.hide_secrets(hiding.redacted_text(super().format(record)), _environment)
         )
 
 
@@ -115,7 +115,7 @@ def to_terminal(level: int, write: Callable[[str], None]) -> None:
 # -- for a job --------------------------------------------------------------------------------
 
 
-def hold(secrets: Iterable[str] = ()) -> None:
+def hold_lines(secrets: Iterable[str] = ()) -> None:
     """Hold what is logged from now on for the head.log of a job that has no directory yet.
 
     These secrets are hidden in it, in the job's records and on the terminal.
@@ -149,7 +149,7 @@ def let_go() -> None:
     remove(Held)
 
 
-def note(path: Path, name: str, text: str, *values: object) -> None:
+def append_line(path: Path, name: str, text: str, *values: object) -> None:
     """Append a line to the head.log of a job that another process follows."""
     if not path.parent.is_dir():
         return

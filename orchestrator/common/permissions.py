@@ -10,7 +10,7 @@ import pwd
 import stat
 
 
-def others(status: os.stat_result) -> str:
+def other_writers(status: os.stat_result) -> str:
     """Return who besides us and root may write this, as the end of a sentence, or "".
 
     A group of the owner's name and without other members may: Debian's OpenSSH permits that as
@@ -33,7 +33,7 @@ def may_rename(status: os.stat_result) -> str:
     if status.st_mode & stat.S_ISVTX and status.st_uid in (0, os.geteuid()):
         # In a sticky directory such as /tmp, users rename and remove only their own entries.
         return ""
-    return others(status)
+    return other_writers(status)
 
 
 def loose_levels(*paths: str) -> "list[tuple[str, str]]":
@@ -45,7 +45,7 @@ def loose_levels(*paths: str) -> "list[tuple[str, str]]":
     for path in paths:
         if os.path.lexists(path):
             levels.setdefault(os.path.dirname(os.path.realpath(path)), may_rename)
-            levels[os.path.realpath(path)] = others
+            levels[os.path.realpath(path)] = other_writers
     problems = [(path, judge(os.stat(path))) for path, judge in levels.items()]
     return [(path, problem) for path, problem in problems if problem]
 

@@ -63,7 +63,7 @@ def path_with(python: str, path: str) -> str:
     return path
 
 
-def installed(name: str, *module: str) -> list[str]:
+def installed_command(name: str, *module: str) -> list[str]:
     """Return the words that start a command of this installation: its path, or -m and a module.
 
     `python -m` would find a json.py of the directory in which it is started first.
@@ -72,7 +72,7 @@ def installed(name: str, *module: str) -> list[str]:
     return [path] if os.access(path, os.X_OK) else [sys.executable, "-m", "orchestrator", *module]
 
 
-def typed(name: str, *options: str) -> list[str]:
+def typed_command(name: str, *options: str) -> list[str]:
     """Return how the user types a command of this package: by its name, its path, or through uvx.
 
     `options` are those of uvx, which makes an environment for one command.
@@ -81,7 +81,7 @@ def typed(name: str, *options: str) -> list[str]:
         source = installed_from()
         own = source == name == DISTRIBUTION
         return ["uvx", *options, *([] if own else ["--from", source]), name]
-    return [name] if shutil.which(name) else installed(name)
+    return [name] if shutil.which(name) else installed_command(name)
 
 
 def installed_from() -> str:
@@ -97,7 +97,7 @@ def installed_from() -> str:
 def how_to_add(*packages: str) -> str:
     """Return the command that adds packages to this Python, as this package came into it."""
     added = [word for package in packages for word in ("--with", package)]
-    words = [*typed(os.path.basename(sys.argv[0]), *added), *sys.argv[1:]]
+    words = [*typed_command(os.path.basename(sys.argv[0]), *added), *sys.argv[1:]]
     if words[0] != "uvx":
         pip = [sys.executable, "-m", "pip", "install"]
         if importlib.util.find_spec("pip") is None:

@@ -18,14 +18,14 @@ MOST_HOSTS = 65536
 FIRST_PORT, PORTS = 20000, 10000
 
 
-def hosts(name: str, text: str) -> list[str]:
+def expand_hosts(name: str, text: str) -> list[str]:
     """`n[1-2,07-09],gpu3` -> n1 n2 n07 n08 n09 gpu3, in Slurm's order; `name` is the variable's."""
     # At the commas outside of brackets.
     parts = re.split(r",(?![^[]*\])", text.strip())
     if not all(parts):
         raise half(f"{name} cannot be read: {text!r} is not a list of hosts")
     try:
-        return [host for part in parts for host in host_ranges.expand(part, MOST_HOSTS)]
+        return [host for part in parts for host in host_ranges.expand_pattern(part, MOST_HOSTS)]
     except host_ranges.BadRange as error:
         raise half(f"{name} cannot be read: {error.what}, in {text!r}") from error
 
@@ -43,7 +43,7 @@ class Allocation:
     tasks_per_node: int | None
 
 
-def allocation(environ: Mapping[str, str]) -> Allocation | None:
+def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
     """Return the allocation of this process, or None; CheckFailed for half an environment."""
     job = environ.get("SLURM_JOB_ID") or environ.get("SLURM_JOBID")
     listed = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
@@ -54,7 +54,7 @@ def allocation(environ: Mapping[str, str]) -> Allocation | None:
         raise half(f"{'SLURM_JOB_ID' if job else 'SLURM_JOB_NODELIST'} is set and {missing} is not")
     if not re.fullmatch(r"[0-9]+", job):
         raise half(f"SLURM_JOB_ID is {job!r}, which is not the number of a job")
-    nodes = hosts("SLURM_JOB_NODELIST", listed)
+    nodes = expand_hosts("SLURM_JOB_NODELIST", listed)
     count = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES")
     if count and count != str(len(nodes)):
         raise half(f"SLURM_JOB_NODELIST has {len(nodes)} nodes and SLURM_JOB_NUM_NODES is {count}")
@@ -88,7 +88,7 @@ class Task:
     port: int
 
 
-def task(environ: Mapping[str, str]) -> Task | None:
+def read_task(environ: Mapping[str, str]) -> Task | None:
     """Return the task that this process is, or None where srun did not start it as a rank."""
     if "SLURM_STEP_ID" not in environ or "SLURM_PROCID" not in environ:
         return None
@@ -103,7 +103,7 @@ def task(environ: Mapping[str, str]) -> Task | None:
     rank, local, node, world = (int(environ[name]) for name in TASK)
     if rank >= world:
         raise half(f"SLURM_PROCID is {rank} and SLURM_STEP_NUM_TASKS only {world}")
-    master = hosts("SLURM_STEP_NODELIST", str(listed))[0]
+    master = expand_hosts("SLURM_STEP_NODELIST", str(listed))[0]
     step = f"{environ.get('SLURM_JOB_ID', '')}.{environ['SLURM_STEP_ID']}"
     return Task(rank, world, local, node, master, FIRST_PORT + zlib.crc32(step.encode()) % PORTS)
 
@@ -115,7 +115,7 @@ def alone_by_mistake(environ: Mapping[str, str]) -> int:
     return int(tasks) if in_batch and tasks.isdigit() and int(tasks) > 1 else 0
 
 
-def variables(task: Task, environ: Mapping[str, str]) -> dict[str, str]:
+def torch_variables(task: Task, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that torch reads; MASTER_ADDR is still a name of Slurm's."""
     visible = environ.get("CUDA_VISIBLE_DEVICES", "")
     # With --gpus-per-task=1 every task sees one GPU, and for each of them it is number 0.

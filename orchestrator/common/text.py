@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Sequence
 
-from orchestrator.common.errors import UsageError, nearest
+from orchestrator.common.errors import UsageError, did_you_mean
 
 # A function that shows the user a line.
 Say = Callable[[str], None]
@@ -26,7 +26,7 @@ NUMBER_AND_UNIT = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]*)\s*")
 # -- writing ----------------------------------------------------------------------------------
 
 
-def size(count: float, *, binary: bool = False) -> str:
+def format_bytes(count: float, *, binary: bool = False) -> str:
     """Write a number of bytes with three digits: 1.5 GB, or in powers of two 1.4 GiB."""
     step, units = (1024, ("KiB", "MiB", "GiB", "TiB")) if binary else (1000, ("kB", "MB", "GB"))
     value, unit = float(count), "B"
@@ -37,7 +37,7 @@ def size(count: float, *, binary: bool = False) -> str:
     return f"{value:.3g} {unit}" if value < 999.5 else f"{value:.0f} {unit}"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Write a time with three digits, from a minute on in two units: 12 ms, 7.5 s, 2 h 05 min."""
     if round(seconds) < 60:
         scale, unit = next(
@@ -57,7 +57,7 @@ def plural(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def table(
+def align_columns(
     rows: Sequence[Sequence[str]], right: Container[int] = (), widest: int = 1 << 20
 ) -> list[str]:
     """Align the columns of these rows; those with a number in `right` at their right ends.
@@ -99,7 +99,7 @@ def parse_seconds(name: str, text: str) -> float:
         raise UsageError(f"{name} {text}: not a time", "write it like 90s, 10m, 36h or 14d")
     unit = time_unit(parts[1])
     if unit is None:
-        hint = nearest(parts[1], TIME_UNITS)
+        hint = did_you_mean(parts[1], TIME_UNITS)
         what = f"there is no unit {parts[1]!r}{hint}" if parts[1] else "the unit is missing"
         fix = "the units are s, m (minutes), h (hours), d (days) and w (weeks)"
         raise UsageError(f"{name} {text}: {what}", fix)

@@ -15,14 +15,14 @@ OURS = "orchestrator"
 VIEWS = ("jinja2", "starlette", "textual", "uvicorn")
 
 
-def view(room: str) -> Any:
+def import_view(room: str) -> Any:
     """Return the command of a room of `orchestrator/views`."""
-    with needed(room):
+    with explain_missing_package(room):
         return importlib.import_module(f"{OURS}.views.{room}.command")
 
 
 @contextlib.contextmanager
-def needed(room: str) -> Iterator[None]:
+def explain_missing_package(room: str) -> Iterator[None]:
     """Raise a UsageError that names the missing package of a view and how to install it."""
     try:
         yield
@@ -37,7 +37,7 @@ def needed(room: str) -> Iterator[None]:
         ) from None
 
 
-def installed(package: str) -> bool:
+def is_installed(package: str) -> bool:
     """Return True if an optional package is installed."""
     try:
         return importlib.util.find_spec(package) is not None

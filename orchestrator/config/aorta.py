@@ -92,7 +92,7 @@ class Translation:
         return said
 
 
-def translate(data: Data) -> Translation:
+def translate_config(data: Data) -> Translation:
     """Return the config with aorta's keys replaced; the given one stays as it is."""
     copied = {key: dict(value) if isinstance(value, dict) else value for key, value in data.items()}
     done = Translation(copied)

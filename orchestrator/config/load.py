@@ -10,8 +10,8 @@ from typing import Any
 
 from orchestrator.common.errors import UsageError, nearest_file
 from orchestrator.config import aorta, resolved
-from orchestrator.config.parse import collect, raise_all, rest_of
-from orchestrator.config.schema import Config, unread
+from orchestrator.config.parse import collect_fields, raise_all, rest_of
+from orchestrator.config.schema import Config, unread_values
 from orchestrator.protocol.message import hints_of
 
 # These sections hold environment variables of the ranks.
@@ -37,7 +37,7 @@ def found(file: Path) -> Path:
     return shipped if inside and shipped.is_file() else file
 
 
-def load(file: Path | None, overrides: Sequence[str] = ()) -> Config:
+def load_config(file: Path | None, overrides: Sequence[str] = ()) -> Config:
     """Apply a config file (or the defaults), then section.key=value."""
     return load_and_note(file, overrides)[0]
 
@@ -65,7 +65,7 @@ def load_and_note(file: Path | None, overrides: Sequence[str] = ()) -> tuple[Con
         data.update({section: written[section] for section in VARIABLES if section in data})
     for override in overrides:
         _override(data, override)
-    translated = aorta.translate(data)
+    translated = aorta.translate_config(data)
     problems = [UsageError(problem) for problem in translated.problems]
     problems += _take_misplaced(translated.data)
     return _checked(translated.data, problems), translated.notes
@@ -73,7 +73,7 @@ def load_and_note(file: Path | None, overrides: Sequence[str] = ()) -> tuple[Con
 
 def _checked(data: dict[str, Any], problems: list[UsageError]) -> Config:
     """Build the config, or name all that is wrong with it, here and in what was found before."""
-    sections, wrong = collect(Config, data)
+    sections, wrong = collect_fields(Config, data)
     problems += wrong
     for name in SWITCHED:
         inner = data.get(name)
@@ -87,12 +87,12 @@ def _checked(data: dict[str, Any], problems: list[UsageError]) -> Config:
             if (item.name in sections or item.name not in data)
             and item.default_factory is not dataclasses.MISSING
         }
-        problems += unread(whole)
+        problems += unread_values(whole)
     raise_all(problems)
     return Config(**sections)
 
 
-def dump(config: Config, shown: Callable[[Any], Any] = lambda data: data) -> str:
+def to_yaml(config: Config, shown: Callable[[Any], Any] = lambda data: data) -> str:
     """Return the config as YAML, after `shown` has filtered its data."""
     return resolved.yaml_of(shown(as_data(config)))
 

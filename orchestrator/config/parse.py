@@ -11,8 +11,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from orchestrator.common.errors import UsageError, nearest
-from orchestrator.protocol.message import Nonsense, decode, hints_of
+from orchestrator.common.errors import UsageError, did_you_mean
+from orchestrator.protocol.message import Nonsense, decode_value, hints_of
 
 T = TypeVar("T")
 
@@ -42,14 +42,16 @@ GONE_KEYS = {
 }
 
 
-def build(cls: type[T], data: Any, where: str = "") -> T:
+def build_dataclass(cls: type[T], data: Any, where: str = "") -> T:
     """Build a dataclass; all unknown keys and wrong values are named in one error."""
-    values, problems = collect(cls, data, where)
+    values, problems = collect_fields(cls, data, where)
     raise_all(problems)
     return cls(**values)
 
 
-def collect(cls: type[T], data: Any, where: str = "") -> tuple[dict[str, Any], list[UsageError]]:
+def collect_fields(
+    cls: type[T], data: Any, where: str = ""
+) -> tuple[dict[str, Any], list[UsageError]]:
     """Return the fields that can be built from the data, and what is wrong with the others."""
     if data is None:
         data = {}
@@ -67,7 +69,7 @@ def collect(cls: type[T], data: Any, where: str = "") -> tuple[dict[str, Any], l
             if name in GONE_KEYS:
                 problems.append(UsageError(f"the key {name} is gone", GONE_KEYS[name]))
                 continue
-            hint = nearest(str(key), names) or capitals
+            hint = did_you_mean(str(key), names) or capitals
             known = f"{where} has {', '.join(names)}" if where and not rest else ""
             problems.append(UsageError(f"unknown key {name!r} in the config{hint}", known))
             continue
@@ -112,12 +114,12 @@ def _gathered(data: Mapping[Any, Any], rest: str) -> dict[Any, Any]:
 
 def _value(kind: Any, value: Any, name: str) -> Any:
     if dataclasses.is_dataclass(kind):
-        return build(typing.cast(type[Any], kind), value, name)
+        return build_dataclass(typing.cast(type[Any], kind), value, name)
     inner = typing.get_args(kind)
     if typing.get_origin(kind) is dict:
         value = _variables(value, name) if inner[1] is str else {} if value is None else value
     try:
-        return decode(kind, _numbers(value) if float in (kind, *inner) else value, where=name)
+        return decode_value(kind, _numbers(value) if float in (kind, *inner) else value, where=name)
     except Nonsense as error:
         quotes = "YAML reads off, no, on and yes as true or false: put the word in quotes"
         fix = quotes if isinstance(value, bool) and str in (kind, *inner) else ""
@@ -159,11 +161,11 @@ LONGEST_WAIT_SECONDS = 1e7
 def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise UsageError(
-            f"{name} is {value!r}; it can be {', '.join(allowed)}{nearest(value, allowed)}"
+            f"{name} is {value!r}; it can be {', '.join(allowed)}{did_you_mean(value, allowed)}"
         )
 
 
-def bounded(
+def check_bounds(
     name: str,
     value: float | None,
     *,
@@ -189,7 +191,7 @@ def bounded(
 
 def waiting_time(name: str, seconds: float | None) -> None:
     """Raise UsageError for a waiting time that is negative, infinite, above the limit, or NaN."""
-    bounded(name, seconds, least=0, most=LONGEST_WAIT_SECONDS)
+    check_bounds(name, seconds, least=0, most=LONGEST_WAIT_SECONDS)
 
 
 class Section:
@@ -205,9 +207,9 @@ class Section:
                 if choices and one is not None:
                     one_of(f"{section}.{item.name}", one, choices)
                 if bounds:
-                    bounded(f"{section}.{item.name}", one, **bounds)
+                    check_bounds(f"{section}.{item.name}", one, **bounds)
 
 
-def multiple(name: str, value: int, of_name: str, of: int) -> None:
+def check_multiple(name: str, value: int, of_name: str, of: int) -> None:
     if value % of:
         raise UsageError(f"{name} ({value}) is not a multiple of {of_name} ({of})")

@@ -51,7 +51,7 @@ def read_keys(experiment: Path) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
-def outputs(experiment: Path) -> tuple[str, ...]:
+def output_directories(experiment: Path) -> tuple[str, ...]:
     """Return the directories that the launch gave the program to write, below its own."""
     try:
         sync = read_keys(experiment).get("sync")

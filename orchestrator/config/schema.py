@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.common.errors import UsageError, nearest
+from orchestrator.common.errors import UsageError, did_you_mean
 from orchestrator.common.program import MOST_ABOVE
 from orchestrator.config.launch import Launch
-from orchestrator.config.parse import REST, Section, multiple, raise_all
+from orchestrator.config.parse import REST, Section, check_multiple, raise_all
 
 SHARDED = ("hybrid_shard", "full_shard", "shard_grad_op")
 # Two names of one strategy: a whole copy on every rank.
@@ -31,7 +31,7 @@ def setting(
 ) -> Any:
     """Declare a key: its default, its line in docs/config.md, when it has a meaning, its bounds.
 
-    The bounds are `choices`, or those of parse.bounded().
+    The bounds are `choices`, or those of parse.check_bounds().
     """
     made: dict[str, Any] = {"default_factory": dict} if default == {} else {"default": default}
     return field(**made, metadata={"meaning": meaning, "only": conditions, "bounds": bounds})
@@ -148,14 +148,16 @@ class ModelConfig(Section):
         imply("model", self, "target", "target")
         if self.kind == "target" and self.target is None:
             raise UsageError("model.kind is 'target', but model.target names no function")
-        multiple("model.model_dim", self.model_dim, "model.num_heads", self.num_heads)
+        check_multiple("model.model_dim", self.model_dim, "model.num_heads", self.num_heads)
         if self.kind == "decoder" and self.model_dim // self.num_heads % 2:
             raise UsageError(
                 f"model.model_dim ({self.model_dim}) / model.num_heads ({self.num_heads})"
                 " must be even: positions turn pairs of channels"
             )
         if self.num_kv_heads is not None:
-            multiple("model.num_heads", self.num_heads, "model.num_kv_heads", self.num_kv_heads)
+            check_multiple(
+                "model.num_heads", self.num_heads, "model.num_kv_heads", self.num_kv_heads
+            )
 
 
 FILES = only("dataset.kind", "tokens")
@@ -501,7 +503,7 @@ class LoggingConfig(Section):
             if name not in self.trackers:
                 raise UsageError(
                     f"logging.tracker_options has options of {name!r}, which is not among"
-                    f" logging.trackers{nearest(name, self.trackers)}"
+                    f" logging.trackers{did_you_mean(name, self.trackers)}"
                 )
             if not isinstance(options, Mapping):
                 raise UsageError(
@@ -568,7 +570,7 @@ class Config:
 
     def __post_init__(self) -> None:
         # A value that another value makes meaningless is a mistake.
-        raise_all(unread(vars(self)))
+        raise_all(unread_values(vars(self)))
         model_and_data(self)
         times(self)
 
@@ -576,7 +578,7 @@ class Config:
 # -- contradictions, refused with the names of both keys -------------------------------------------
 
 
-def unread(sections: Mapping[str, Any]) -> list[UsageError]:
+def unread_values(sections: Mapping[str, Any]) -> list[UsageError]:
     """Find the values that nothing reads, as far as both sections are there."""
     problems = []
     for section, inner in sections.items():

@@ -55,7 +55,7 @@ def read_config() -> Config:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
     resolved = settings.of_launch() if options.config is None else None
-    return resolved or load.load(options.config, options.set)
+    return resolved or load.load_config(options.config, options.set)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from orchestrator.protocol.control import (
     read_frame,
     to_frame,
 )
-from orchestrator.protocol.message import Nonsense, decode
+from orchestrator.protocol.message import Nonsense, decode_value
 from orchestrator.protocol.requests.machine import PortRequest, Probe
 from orchestrator.protocol.requests.start import TakenPorts
 from orchestrator.protocol.timing import STRANGER_SECONDS
@@ -86,7 +86,7 @@ class ThisMachine:
         return replace(record, part_of=self.count)
 
 
-def part(environ: Mapping[str, str]) -> MachinePart:
+def read_part(environ: Mapping[str, str]) -> MachinePart:
     """Read the environment; one error names every variable that is missing or wrong."""
     wrong: list[str] = []
 
@@ -124,7 +124,7 @@ def part(environ: Mapping[str, str]) -> MachinePart:
     return MachinePart(master, port, nnodes, rank, world or None)
 
 
-def run(mine: MachinePart, patience: float, arguments: LaunchArguments) -> int:
+def run_part(mine: MachinePart, patience: float, arguments: LaunchArguments) -> int:
     arguments.refuse(dict.fromkeys(("detach", "dry_run"), "is not for run-node"))
     waiting_time("--wait", patience)
     request = without_claims(resolve(arguments))
@@ -250,7 +250,7 @@ def follow_lead(request: LaunchRequest, mine: MachinePart, nodes: Nodes, agreed:
     """Start this machine's part as any other node."""
     plan = make(request, mine, nodes, agreed)
     name = f"{request.config.launch.name}-node{mine.rank}"
-    interrupt.hold()
+    interrupt.hold_interrupts()
     experiment = experiments.create_experiment(request.where.experiments, name)
     prepared = Prepared(request, nodes, experiment, plan)
     return begin(prepared, mine, record_job(prepared), agreed)
@@ -288,7 +288,7 @@ RETRY_SECONDS = 0.2
 REMIND_SECONDS = 15.0
 
 
-def disagreement(nodes: Sequence[Hello]) -> str:
+def why_not_one_job(nodes: Sequence[Hello]) -> str:
     """Return why these nodes cannot be one job, or ""; missing nodes are no reason."""
     first = nodes[0]
     seen: dict[int, Hello] = {}
@@ -354,7 +354,7 @@ class Master:
         connection, _ = self.server.accept()
         connection.settimeout(STRANGER_SECONDS)
         try:
-            hello = decode(Hello, read_frame(connection), newer=True)
+            hello = decode_value(Hello, read_frame(connection), newer=True)
         except (OSError, Nonsense):
             connection.close()
             return
@@ -368,7 +368,7 @@ class Master:
 
     def check(self) -> None:
         """Refuse nodes that cannot form one job, here and on the nodes that have connected."""
-        if reason := disagreement([self.own, *self.there.values()]):
+        if reason := why_not_one_job([self.own, *self.there.values()]):
             self.send(Reply(error=reason))
             raise refusal(reason)
 
@@ -395,7 +395,7 @@ def join(hello: Hello, address: tuple[str, int], patience: float) -> Agreed:
             with socket.create_connection(address, timeout=STRANGER_SECONDS) as master:
                 master.sendall(to_frame(hello))
                 master.settimeout(max(0.01, deadline - time.monotonic()))
-                return decision(decode(Reply, read_frame(master), newer=True))
+                return decision(decode_value(Reply, read_frame(master), newer=True))
         except Nonsense:
             reason = "another program listens there, or another version of orchestrator"
         except OSError as error:

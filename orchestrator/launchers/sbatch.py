@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import EXIT_DONE, OrchestratorError, UsageError
-from orchestrator.common.program import installed
+from orchestrator.common.program import installed_command
 from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.commands.follow import report_end
 from orchestrator.head.plan import redact
@@ -132,7 +132,9 @@ def queue_job(
 # `orchestrator submit slurm`: write the options as a batch file, and submit it.
 
 
-def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments) -> int:
+def print_batch_file(
+    asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments
+) -> int:
     # The job reads the secrets itself.
     request = checked(replace(launch, secret=()))
     command = command_line(asked, arguments, request)
@@ -140,7 +142,7 @@ def generate(asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArgum
     return EXIT_DONE
 
 
-def submit(
+def submit_batch_file(
     asked: SbatchOptions, arguments: Sequence[str], launch: LaunchArguments, *, detach: bool
 ) -> int:
     request = checked(launch)
@@ -168,7 +170,7 @@ def checked(launch: LaunchArguments) -> LaunchRequest:
 def command_line(asked: SbatchOptions, words: Sequence[str], request: LaunchRequest) -> list[str]:
     """Write the command line of master_launch inside the job."""
     # By its path: on the compute node, PATH may be another one.
-    command = [*installed("master_launch", "launch"), "--nodes-from", "slurm"]
+    command = [*installed_command("master_launch", "launch"), "--nodes-from", "slurm"]
     if request.config_file is not None and str(request.config_file) not in words:
         # The path comes from CONFIG_FILE, or is the default.
         command += ["--config", str(request.config_file)]

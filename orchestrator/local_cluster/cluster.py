@@ -76,7 +76,7 @@ class LoopbackCluster:
         """Start every sshd, and wait until all answer; an error leaves nothing running."""
         self._program = sshd_program()
         # An earlier cluster in this directory may have been killed and have left processes.
-        sweep(self.directory)
+        kill_cluster(self.directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.directory.chmod(0o700)
         port = free_port(self.addresses)
@@ -97,14 +97,14 @@ class LoopbackCluster:
 
     def stop(self) -> None:
         """End every sshd, every session and all that they started. May be called again."""
-        sweep(self.directory)
+        kill_cluster(self.directory)
         for listener in self._listeners.values():
             listener.wait()
         self._listeners.clear()
 
     def reboot(self, i: int, memory: Path) -> None:
         """Kill all that runs on a node, remove what its memory held, and start its sshd again."""
-        sweep(self.nodes[i].directory, "/")
+        kill_cluster(self.nodes[i].directory, "/")
         self._listeners[i].wait()
         shutil.rmtree(memory, ignore_errors=True)
         self._spawn(i)
@@ -139,7 +139,7 @@ class LoopbackCluster:
         ending = f" slots={self.slots}" if self.slots else ""
         self.node_list.write_text("".join(f"{a}{ending}\n" for a in self.addresses))
         self.ssh_config.write_text(
-            client_config(self.nodes[0].port, self.key, self.known_hosts, account())
+            client_config(self.nodes[0].port, self.key, self.known_hosts, own_login())
         )
 
     def _spawn(self, i: int) -> None:
@@ -162,7 +162,7 @@ class LoopbackCluster:
         await_banner(node.address, node.port, lambda: listener.poll() is not None, node.log)
 
 
-def sweep(directory: Path, ending: str = "/node") -> None:
+def kill_cluster(directory: Path, ending: str = "/node") -> None:
     """End every process that belongs to the cluster in `directory`, or with "/" to that node."""
     mark = f"{directory}{ending}".encode()
     spared = {os.getpid()}
@@ -172,10 +172,10 @@ def sweep(directory: Path, ending: str = "/node") -> None:
         ours = {pid for pid in pids if _belongs(pid, mark)}
         if not ours:
             return
-        spared |= end(ours)
+        spared |= kill_processes(ours)
 
 
-def end(pids: Iterable[int]) -> set[int]:
+def kill_processes(pids: Iterable[int]) -> set[int]:
     """Kill these processes, wait until they are dead, and return those that are not ours to kill.
 
     By pidfd: a pid cannot be mistaken for a later process, and its end is an event.
@@ -198,7 +198,7 @@ def end(pids: Iterable[int]) -> set[int]:
     return refused
 
 
-def read(pid: int, name: str) -> bytes:
+def read_process_file(pid: int, name: str) -> bytes:
     """Return a file of a process in /proc, nothing of one that ended or is another user's."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
@@ -208,9 +208,9 @@ def read(pid: int, name: str) -> bytes:
 
 def _belongs(pid: int, mark: bytes) -> bool:
     """Return True for an sshd with a file under `mark`, and for what has its state there."""
-    if b"ORCHESTRATOR_HOME=" + mark in read(pid, "environ"):
+    if b"ORCHESTRATOR_HOME=" + mark in read_process_file(pid, "environ"):
         return True
-    command = read(pid, "cmdline")
+    command = read_process_file(pid, "cmdline")
     return b"sshd" in command.split(mark)[0] and mark in command and b"-D" in command
 
 
@@ -323,7 +323,7 @@ def await_banner(address: str, port: int, ended: Callable[[], bool], log: Path) 
     raise CheckFailed(f"sshd at {address}:{port} {state}: {output or 'no message'}")
 
 
-def account() -> str:
+def own_login() -> str:
     """Return the login name of the current user id, independent of $USER."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
@@ -339,4 +339,4 @@ def _locked_account() -> bool:
     shadow = Path("/etc/shadow")
     if os.geteuid() != 0 or not shadow.exists():
         return False
-    return any(line.startswith(f"{account()}:!") for line in shadow.read_text().splitlines())
+    return any(line.startswith(f"{own_login()}:!") for line in shadow.read_text().splitlines())

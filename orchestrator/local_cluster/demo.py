@@ -27,7 +27,7 @@ from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.commands import stop
 from orchestrator.head.commands.launch import launch
 from orchestrator.head.screen import output
-from orchestrator.local_cluster.cluster import LoopbackCluster, end, sweep
+from orchestrator.local_cluster.cluster import LoopbackCluster, kill_cluster, kill_processes
 from orchestrator.node.job import resume_dir
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment
@@ -52,7 +52,7 @@ LOOK_SECONDS = 0.02
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def demo(
+def run_demo(
     size: int, keep: bool, kill: bool, words: Sequence[str], arguments: LaunchArguments
 ) -> int:
     """Launch with these options, typed as `words`, on a new cluster; return the exit code."""
@@ -98,7 +98,7 @@ def demo(
 
 
 def remove(directory: Path) -> None:
-    sweep(directory)
+    kill_cluster(directory)
     shutil.rmtree(directory, ignore_errors=True)
 
 
@@ -159,7 +159,7 @@ def strike(
             name = f"{node.first_job or record.job}.{node.first_node}"
             cluster.reboot(node.index, Path(resume_dir.root(), name))
         else:
-            end(filter(None, [state.pid]))
+            kill_processes(filter(None, [state.pid]))
         faults.append(fault)
 
 

@@ -15,7 +15,7 @@ import zlib
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from orchestrator.common.permissions import loose_levels, others
+    from orchestrator.common.permissions import loose_levels, other_writers
 
 
 def install(digest, checksum, nonce):
@@ -104,7 +104,7 @@ def is_sound(library, checksum):
             names[:] = [name for name in names if name != "__pycache__"]
             for path in [library] + [os.path.join(directory, name) for name in names]:
                 status = os.lstat(path)
-                if not stat.S_ISDIR(status.st_mode) or others(status):
+                if not stat.S_ISDIR(status.st_mode) or other_writers(status):
                     return False
             below = directory[len(library) + 1 :] + "/" if directory != library else ""
             for name in files:
@@ -122,7 +122,7 @@ def content(path):
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         status = os.fstat(descriptor)
-        if others(status):
+        if other_writers(status):
             return None
         data = os.read(descriptor, status.st_size)
         return data if len(data) == status.st_size else None

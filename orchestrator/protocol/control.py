@@ -12,8 +12,8 @@ import socket
 from typing import Any, Optional, Union
 
 from orchestrator.protocol.events import EndOrder
-from orchestrator.protocol.frames import AMONG_NODES, HEADER, JSON, header, parse_header
-from orchestrator.protocol.message import Message, Port, decode, parse, to_json
+from orchestrator.protocol.frames import AMONG_NODES, HEADER, JSON, frame_header, parse_header
+from orchestrator.protocol.message import Message, Port, decode_value, parse_object, to_json
 
 
 class HeadState(Message):
@@ -39,11 +39,11 @@ def to_line(message: Message) -> bytes:
 
 def from_line(line: bytes) -> Union[EndOrder, HeadState]:
     """Return the message of a line on the supervisor's socket."""
-    data = parse(line)
+    data = parse_object(line)
     return (
-        decode(HeadState, data, newer=True)
+        decode_value(HeadState, data, newer=True)
         if "head" in data
-        else decode(EndOrder, data, newer=True)
+        else decode_value(EndOrder, data, newer=True)
     )
 
 
@@ -52,14 +52,14 @@ def from_line(line: bytes) -> Union[EndOrder, HeadState]:
 
 def to_frame(message: Message) -> bytes:
     text = to_json(message).encode("ascii")
-    return header(JSON, len(text)) + text
+    return frame_header(JSON, len(text)) + text
 
 
 def read_frame(connection: socket.socket) -> dict[str, Any]:
     """Return the JSON of the next frame; one that is cut off, or none, is Nonsense."""
     with connection.makefile("rb") as stream:
         _, size = parse_header(stream.read(HEADER.size).ljust(HEADER.size), AMONG_NODES)
-        return parse(stream.read(size))
+        return parse_object(stream.read(size))
 
 
 class Hello(Message):

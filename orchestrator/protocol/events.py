@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Optional
 
-from orchestrator.protocol.message import Message, NodeTime, Nonsense, decode, encode
+from orchestrator.protocol.message import Message, NodeTime, Nonsense, decode_value, encode_value
 from orchestrator.protocol.version import Version
 
 # A cause of RankSlow that does not delay a rank.
@@ -240,7 +240,7 @@ class RankState(Message):
 
 
 def to_data(event: Event) -> dict[str, Any]:
-    return {"event": event.event, **encode(event)}
+    return {"event": event.event, **encode_value(event)}
 
 
 def from_data(data: dict[str, Any], ahead: float = 0.0) -> Event:
@@ -249,7 +249,7 @@ def from_data(data: dict[str, Any], ahead: float = 0.0) -> Event:
     name = fields.pop("event", None)
     if not isinstance(name, str):
         raise Nonsense("an event without a name")
-    return decode(EVENTS.get(name, Event), fields, newer=True, ahead=ahead)
+    return decode_value(EVENTS.get(name, Event), fields, newer=True, ahead=ahead)
 
 
 def from_report(data: dict[str, Any]) -> RankEvent:
@@ -258,4 +258,4 @@ def from_report(data: dict[str, Any]) -> RankEvent:
     kind = EVENTS.get(f"rank_{fields.pop('event', '')}", Event)
     if not issubclass(kind, RankEvent):
         raise Nonsense("not the report of a rank")
-    return decode(kind, fields)
+    return decode_value(kind, fields)

@@ -40,7 +40,7 @@ SMALLEST = dict.fromkeys(STREAMS, OFFSET.size)
 AMONG_NODES = {SIGNED: 1 << 14, JSON: 1 << 16}
 
 
-def header(kind: bytes, size: int) -> bytes:
+def frame_header(kind: bytes, size: int) -> bytes:
     return HEADER.pack(kind, size)
 
 

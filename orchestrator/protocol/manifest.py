@@ -40,7 +40,7 @@ class ManifestEntry(NamedTuple):
     time: int = 0
 
 
-def packed(entries: Iterable[ManifestEntry]) -> bytes:
+def pack_entries(entries: Iterable[ManifestEntry]) -> bytes:
     """Return the list as bytes: sorted, five fields each, all terminated by zeros."""
     rows = sorted(
         (path, kind, b"%o %d" % (mode, time) if time else b"%o" % mode, b"%d" % size, value)
@@ -54,7 +54,7 @@ def digest_of(listing: bytes) -> str:
     return hashlib.sha256(listing).hexdigest()
 
 
-def unpacked(listing: bytes) -> tuple[ManifestEntry, ...]:
+def unpack_entries(listing: bytes) -> tuple[ManifestEntry, ...]:
     """Return the entries of a received list; raise Nonsense if a path leaves the directory."""
     if len(listing) > LARGEST_LIST_BYTES:
         raise Nonsense(f"a list of {len(listing)} bytes")

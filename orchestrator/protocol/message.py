@@ -68,7 +68,7 @@ def is_address(text: str) -> bool:
 # A time by any clock: before the year 5138, so that every calendar function accepts it.
 A_TIME = Check("a time", lambda value: 0 <= value < 1e11)
 Moment = typing.Annotated[float, A_TIME]
-# A time by the clock of the node that sends it; decode() converts it into the receiver's time.
+# A time by the clock of the node that sends it; decode_value() converts it to the receiver's.
 NODE_TIME = Check(A_TIME.what, A_TIME.fits)
 NodeTime = typing.Annotated[float, NODE_TIME]
 IpAddress = typing.Annotated[str, Check("an IP address", is_address)]
@@ -137,15 +137,15 @@ def to_json(value: Any, *, nones: bool = False) -> str:
 
     All fields of a dataclass are included; with `nones`, all fields of messages as well.
     """
-    return json.dumps(value, default=functools.partial(plain, nones=nones))
+    return json.dumps(value, default=functools.partial(to_dict, nones=nones))
 
 
-def encode(value: Any, *, nones: bool = False) -> Any:
+def encode_value(value: Any, *, nones: bool = False) -> Any:
     """Return the data of to_json()."""
     return json.loads(to_json(value, nones=nones))
 
 
-def plain(value: Any, *, nones: bool = False) -> Any:
+def to_dict(value: Any, *, nones: bool = False) -> Any:
     """Return a message or dataclass as a dict, whose values are not encoded; bytes as base64."""
     if isinstance(value, Message):
         defaults = value._defaults
@@ -164,14 +164,14 @@ def plain(value: Any, *, nones: bool = False) -> Any:
 # -- from JSON --------------------------------------------------------------------------------
 
 
-def parse(data: bytes | str) -> dict[str, Any]:
+def parse_object(data: bytes | str) -> dict[str, Any]:
     """Return the JSON object in these bytes."""
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise Nonsense(f"no JSON: {error}") from None
     if not isinstance(value, dict):
-        raise Nonsense(f"no JSON object: {shown(value)}")
+        raise Nonsense(f"no JSON object: {shorten_value(value)}")
     return value
 
 
@@ -184,7 +184,7 @@ class Reading(typing.NamedTuple):
     ahead: float
 
 
-def decode(
+def decode_value(
     kind: type[T], data: Any, *, newer: bool = False, where: str = "", ahead: float = 0.0
 ) -> T:
     """Return `data` as a message, a dataclass or another value of this type, or raise Nonsense.
@@ -210,7 +210,7 @@ def _read(kind: Any, data: Any, how: Reading, where: str) -> Any:
     if origin is typing.Annotated:
         value = _read(inner[0], data, how, where)
         if not inner[1].fits(value):
-            raise Nonsense(f"{where} must be {inner[1].what}, not {shown(data)}")
+            raise Nonsense(f"{where} must be {inner[1].what}, not {shorten_value(data)}")
         # No time at all is 0.
         return value - how.ahead if value and inner[1] is NODE_TIME else value
     if origin in UNIONS:
@@ -221,7 +221,7 @@ def _read(kind: Any, data: Any, how: Reading, where: str) -> Any:
         many = origin is list or inner[-1] is Ellipsis
         if not isinstance(data, (list, tuple)) or not (many or len(data) == len(inner)):
             size = "" if many else f" of {len(inner)}"
-            raise Nonsense(f"{where} must be a list{size}, not {shown(data)}")
+            raise Nonsense(f"{where} must be a list{size}, not {shorten_value(data)}")
         kinds = [inner[0]] * len(data) if many else inner
         values = (_read(kinds[i], item, how, f"{where}[{i}]") for i, item in enumerate(data))
         return origin(values)
@@ -241,19 +241,19 @@ def _plain(kind: Any, data: Any, where: str) -> Any:
     if kind is float and number:
         return float(data)
     if type(data) is not kind or (kind in (int, float) and not number):
-        raise Nonsense(f"{where} must be {NAMES[kind]}, not {shown(data)}")
+        raise Nonsense(f"{where} must be {NAMES[kind]}, not {shorten_value(data)}")
     return data
 
 
 def _mapping(kinds: tuple[Any, ...], data: Any, how: Reading, where: str) -> dict[Any, Any]:
     if not isinstance(data, dict):
-        raise Nonsense(f"{where} must hold keys, not {shown(data)}")
+        raise Nonsense(f"{where} must hold keys, not {shorten_value(data)}")
     items = {}
     for key, item in data.items():
         # Keys in JSON are always text.
         number = kinds[0] is int
         if number and not (key.isascii() and key.lstrip("-").isdigit() and len(key) < 40):
-            raise Nonsense(f"{where} has a key that is not a number: {shown(key)}")
+            raise Nonsense(f"{where} has a key that is not a number: {shorten_value(key)}")
         items[int(key) if number else key] = _read(kinds[1], item, how, f"{where}.{key}")
     return items
 
@@ -261,13 +261,13 @@ def _mapping(kinds: tuple[Any, ...], data: Any, how: Reading, where: str) -> dic
 def _record(kind: Any, data: Any, how: Reading, where: str) -> Any:
     hints = hints_of(kind)
     if not isinstance(data, dict):
-        raise Nonsense(f"{where} must hold keys, not {shown(data)}")
+        raise Nonsense(f"{where} must hold keys, not {shorten_value(data)}")
     values = {}
     for key, value in data.items():
         if key in hints:
             values[key] = _read(hints[key], value, how, f"{where}.{key}")
         elif not how.newer:
-            raise Nonsense(f"{where} has an unknown key {shown(key)}")
+            raise Nonsense(f"{where} has an unknown key {shorten_value(key)}")
     try:
         return kind(**values)
     except TypeError as error:
@@ -282,7 +282,7 @@ def hints_of(kind: Any) -> dict[str, Any]:
     return {name: hints[name] for name in fields}
 
 
-def shown(data: Any) -> str:
+def shorten_value(data: Any) -> str:
     """Return a value as text for an error message, shortened to 60 characters."""
     text = repr(data)
     return text if len(text) <= 60 else text[:60] + "..."

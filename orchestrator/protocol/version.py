@@ -28,7 +28,7 @@ class Version(Message):
 OWN = Version(protocol=PROTOCOL, oldest=OLDEST, package=__version__)
 
 
-def conflict(job: str, theirs: Version, ours: Version = OWN) -> str:
+def version_conflict(job: str, theirs: Version, ours: Version = OWN) -> str:
     """Return why this version cannot follow that job, and what to do; empty if it can."""
     if theirs.oldest <= ours.protocol and ours.oldest <= theirs.protocol:
         return ""

@@ -57,11 +57,11 @@ def shown_name(name: str | Path) -> str:
 def describe_file(path: Path) -> FileRecord:
     """Return the size and sha256 of a file."""
     with path.open("rb") as file:
-        return FileRecord(os.fstat(file.fileno()).st_size, files.digest(file.fileno()))
+        return FileRecord(os.fstat(file.fileno()).st_size, files.file_digest(file.fileno()))
 
 
 def to_json(manifest: Manifest) -> str:
-    data = {"format": FORMAT, **message.encode(manifest)}
+    data = {"format": FORMAT, **message.encode_value(manifest)}
     apart = {name: data.pop(name) for name in ("save", "hosts")}
     return json.dumps({**data, **{name: value for name, value in apart.items() if value}}, indent=1)
 
@@ -76,12 +76,12 @@ def read_manifest(path: Path) -> Manifest:
 def parse_manifest(text: bytes) -> Manifest:
     """Parse the text of a manifest. Raise ValueError if it is not valid."""
     try:
-        data = message.parse(text)
+        data = message.parse_object(text)
         if "format" not in data:
             raise ValueError("is not the manifest of a checkpoint")
         if data["format"] != FORMAT:
             raise ValueError(f"has format {data['format']!r}; this version reads {FORMAT}")
-        manifest = message.decode(Manifest, data, newer=True)
+        manifest = message.decode_value(Manifest, data, newer=True)
     except Nonsense as error:
         raise ValueError(f"cannot be read: {shown_name(str(error))}") from None
     if problem := unfit_names(manifest.files) if manifest.files else "it lists no files":

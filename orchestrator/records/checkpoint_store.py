@@ -24,8 +24,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.common.errors import JobFailed, UsageError, nearest
-from orchestrator.common.files import AS_USUAL, delete, expanded, hide, replace, sync_directory
+from orchestrator.common.errors import JobFailed, UsageError, did_you_mean
+from orchestrator.common.files import (
+    AS_USUAL,
+    delete_directory,
+    expand_home,
+    hide_directory,
+    replace_file,
+    sync_directory,
+)
 from orchestrator.config.launch import Where
 from orchestrator.records import checkpoint_manifest, experiments
 from orchestrator.records.checkpoint_manifest import FileRecord, Manifest, describe_file, shown_name
@@ -92,7 +99,7 @@ def write_manifest(
         )
         if problem:
             raise JobFailed(f"the checkpoint of step {step} is not published: {problem}")
-        replace(partial / checkpoint_manifest.NAME, text, AS_USUAL)
+        replace_file(partial / checkpoint_manifest.NAME, text, AS_USUAL)
         _close_to_others(partial, [checkpoint_manifest.NAME, *files])
         sync_directory(partial)
 
@@ -108,7 +115,7 @@ def put_in_place(partial: Path, directory: Path, step: int) -> Path:
             target.rename(old)
         partial.rename(target)
         sync_directory(directory)
-        delete(old)
+        delete_directory(old)
     return target
 
 
@@ -238,7 +245,7 @@ def resolve_checkpoints(text: str | None, root: Path = Path("experiments")) -> l
                 return checkpoints
         raise UsageError(f"no experiment in {shown_name(root)} has a checkpoint", ELSEWHERE)
     tried = []
-    plain = Path(expanded(text))
+    plain = Path(expand_home(text))
     for path in dict.fromkeys(((root / plain).absolute(), plain.absolute())):
         checkpoint = load_checkpoint(path)
         if checkpoint.files or (STEP.fullmatch(path.name) and checkpoint.path.is_dir()):
@@ -248,7 +255,7 @@ def resolve_checkpoints(text: str | None, root: Path = Path("experiments")) -> l
                 return checkpoints
             tried.append(inner)
     there = any(path.exists() for path in tried)
-    hint = "" if there else nearest(text, [candidate.name for candidate in known])
+    hint = "" if there else did_you_mean(text, [candidate.name for candidate in known])
     raise UsageError(
         f"there is no checkpoint in {text!r}{hint}",
         f"looked in {', '.join(map(shown_name, tried))}; {ELSEWHERE}",
@@ -309,7 +316,7 @@ def _remove(directory: Path, old: Sequence[tuple[int, Path]]) -> None:
     """Rename all to hidden names, then delete: an interruption leaves no half of a checkpoint."""
     hidden = [_hidden(directory, step, "gone") for step, _ in old]
     for (_, path), gone in zip(old, hidden, strict=True):
-        hide(path, gone)
+        hide_directory(path, gone)
     for gone in hidden:
         # A file in use stays until the next remove_interrupted().
-        delete(gone)
+        delete_directory(gone)

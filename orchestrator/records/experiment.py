@@ -17,10 +17,10 @@ from typing import Any
 
 from orchestrator.common import files, hiding
 from orchestrator.common.errors import UsageError
-from orchestrator.common.permissions import others
+from orchestrator.common.permissions import other_writers
 from orchestrator.config.launch import Launch
 from orchestrator.protocol.events import RankState
-from orchestrator.protocol.message import Nonsense, decode, parse, plain, to_json
+from orchestrator.protocol.message import Nonsense, decode_value, parse_object, to_dict, to_json
 from orchestrator.records import trust
 from orchestrator.records.outcome import Head, JobVerdict, Receipt, SlowRank
 
@@ -266,8 +266,8 @@ class Untrusted(UsageError):
 def read_record(directory: int, path: Path, *, trusted: bool = False) -> JobRecord:
     """Read the record in an open directory. Raise Untrusted if another user may have written it."""
     with files.open_plain(RECORD, directory) as file:
-        problem = others(os.fstat(directory)) or others(os.fstat(file.fileno()))
-        record = decode(JobRecord, parse(file.read(LARGEST_RECORD_BYTES)), newer=True)
+        problem = other_writers(os.fstat(directory)) or other_writers(os.fstat(file.fileno()))
+        record = decode_value(JobRecord, parse_object(file.read(LARGEST_RECORD_BYTES)), newer=True)
     if problem and not trusted and trust.signed_exposure(directory, record.orders) != problem:
         raise Untrusted(path, problem)
     return record
@@ -310,8 +310,8 @@ class Experiment:
 
     def write(self, name: str, text: str) -> None:
         """Write a whole file in the experiment's directory."""
-        with files.replacing(self.path / name) as file:
-            with files.opened(self.path) as directory:
+        with files.open_replacement(self.path / name) as file:
+            with files.open_directory(self.path) as directory:
                 files.give_to_owner_of(directory, file.fileno())
             # Names of files and hosts need not be valid Unicode.
             file.write(text.encode(errors="backslashreplace"))
@@ -324,18 +324,22 @@ class Experiment:
     def write_record(self, record: JobRecord) -> None:
         """Write job.json without secrets in its texts; later heads need its names as they are."""
         texts: dict[str, Any] = {
-            name: hiding.hidden(getattr(record, name))
+            name: hiding.without_secrets(getattr(record, name))
             for name in ("command", "program", "verdict", "slow")
         }
         attempts = [
-            replace(one, why=hiding.hidden(one.why), verdict=hiding.hidden(one.verdict))
+            replace(
+                one,
+                why=hiding.without_secrets(one.why),
+                verdict=hiding.without_secrets(one.verdict),
+            )
             for one in record.attempts
         ]
-        self.write_json(RECORD, plain(replace(record, **texts, attempts=attempts)))
+        self.write_json(RECORD, to_dict(replace(record, **texts, attempts=attempts)))
 
     def read_record(self) -> JobRecord:
         try:
-            with files.opened(self.path) as directory:
+            with files.open_directory(self.path) as directory:
                 record = read_record(directory, self.path, trusted=self.trusted)
         except Untrusted:
             raise
@@ -360,7 +364,7 @@ class Experiment:
 
     def is_launched_here(self, record: JobRecord) -> bool:
         """Return True if this login launched the job or the user trusts its record."""
-        with contextlib.suppress(OSError), files.opened(self.path) as directory:
+        with contextlib.suppress(OSError), files.open_directory(self.path) as directory:
             return self.trusted or trust.signed_exposure(directory, record.orders) is not None
         return self.trusted
 
@@ -401,7 +405,7 @@ class Experiment:
         path = self.path / ".head"
         try:
             fd, mine = open_locked(path)
-            with contextlib.suppress(PermissionError), files.opened(self.path) as directory:
+            with contextlib.suppress(PermissionError), files.open_directory(self.path) as directory:
                 os.fchmod(fd, files.PRIVATE)
                 files.give_to_owner_of(directory, fd)
         except OSError as error:
@@ -481,7 +485,9 @@ class Experiment:
     def take_shown(self) -> dict[int, int] | None:
         """Return the positions that keep_shown() stored, and delete them."""
         try:
-            positions = decode(dict[int, int], parse(files.read_plain(self.path / SHOWN)))
+            positions = decode_value(
+                dict[int, int], parse_object(files.read_plain(self.path / SHOWN))
+            )
         except (OSError, Nonsense):
             return None
         (self.path / SHOWN).unlink(missing_ok=True)
@@ -493,7 +499,7 @@ class Experiment:
         One that was submitted before stays, as its record describes its fate.
         """
         if self.slurm_job() is None:
-            files.delete(self.path)
+            files.delete_directory(self.path)
 
     def again(self) -> Experiment:
         """Prepare this directory for the next attempt of the job.
@@ -532,7 +538,7 @@ def open_locked(path: Path) -> tuple[int, bool]:
         if not is_of_another_login(descriptor):
             return descriptor, False
         os.close(descriptor)
-        files.replace(path, b"")
+        files.replace_file(path, b"")
         return open_locked(path)
     return descriptor, True
 

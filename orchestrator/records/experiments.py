@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from orchestrator.common import files
-from orchestrator.common.errors import EMPTY, UsageError, nearest
-from orchestrator.common.permissions import others
+from orchestrator.common.errors import EMPTY, UsageError, did_you_mean
+from orchestrator.common.permissions import other_writers
 from orchestrator.config.launch import Where
 from orchestrator.records import trust
 from orchestrator.records.experiment import (
@@ -41,7 +41,7 @@ def create_experiment(root: Path, name: str) -> Experiment:
             # Another launch may create it first.
             with contextlib.suppress(FileExistsError):
                 files.make_private(root)
-                files.replace(root / ".gitignore", "# experiments are no source\n*\n")
+                files.replace_file(root / ".gitignore", "# experiments are no source\n*\n")
         path = _new_directory(root.absolute(), name)
         for inner in (path / "outputs", path / "logs"):
             files.make_private(inner)
@@ -118,7 +118,7 @@ def _entries(root: Path) -> list[tuple[Path, str]]:
             continue
         if not (stat.S_ISDIR(status.st_mode) and stat.S_ISREG(record.st_mode)):
             continue
-        problem = others(status) or others(record)
+        problem = other_writers(status) or other_writers(record)
         if problem:
             # Some file systems report such modes for every file. A signed record is trusted all the
             # same.
@@ -176,7 +176,7 @@ def missing_experiment(where: Where, wanted: str | None) -> UsageError:
     names = [candidate.name for candidate in list_experiments(where)]
     if names:
         begun = [f"; did you mean {name!r}?" for name in names if name.startswith(wanted or " ")]
-        what += begun[-1] if begun else nearest(wanted or "", names)
+        what += begun[-1] if begun else did_you_mean(wanted or "", names)
         return UsageError(what, f"the newest is {names[-1]}; orchestrator ls shows all")
     return UsageError(
         what,

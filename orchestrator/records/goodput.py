@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.protocol.message import Few, Nonsense, decode
+from orchestrator.protocol.message import Few, Nonsense, decode_value
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics.lines import GrowingFile
 from orchestrator.records.outcome import JobVerdict
@@ -65,7 +65,7 @@ class Account:
     attempt: Few = 0
 
 
-def divide(spans: Sequence[Span], accounts: Mapping[int, Account]) -> dict[str, float]:
+def divide_time(spans: Sequence[Span], accounts: Mapping[int, Account]) -> dict[str, float]:
     """Return seconds by part. Time between two attempts counts as the start of the second one."""
     parts = dict.fromkeys(PARTS, 0.0)
     reached, before = 0, None
@@ -182,14 +182,14 @@ def accounts_in(path: Path) -> dict[int, Account]:
     accounts = {}
     for line in {str(line.get("attempt")): line for line in lines}.values():
         with contextlib.suppress(Nonsense):
-            account = decode(Account, line, newer=True)
+            account = decode_value(Account, line, newer=True)
             accounts[account.attempt] = account
     return accounts
 
 
 def goodput_seconds(record: JobRecord, experiment: Path, now: float) -> dict[str, float]:
     """Return the seconds of each part, up to now or to the end of the job."""
-    parts = divide(spans_of(record, now), accounts_in(experiment / ACCOUNT))
+    parts = divide_time(spans_of(record, now), accounts_in(experiment / ACCOUNT))
     return {name: round(seconds, 3) for name, seconds in parts.items()}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.common.program import tree_title
-from orchestrator.protocol.message import parse
+from orchestrator.protocol.message import parse_object
 from orchestrator.records.experiment import Experiment
 
 NAME = "manifest.json"
@@ -22,8 +22,8 @@ SNAPSHOT = r".*/code/snapshots/[^/]+/"
 def read_manifest(experiment: Experiment) -> dict[str, Any]:
     """Return the manifest, or {} if there is none. Its values are not validated."""
     try:
-        with files.opened(experiment.path) as directory:
-            return parse(files.read_plain(NAME, directory, LARGEST_BYTES))
+        with files.open_directory(experiment.path) as directory:
+            return parse_object(files.read_plain(NAME, directory, LARGEST_BYTES))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

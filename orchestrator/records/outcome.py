@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.protocol.events import UNSAVED
-from orchestrator.protocol.message import Message, Nonsense, decode, parse
+from orchestrator.protocol.message import Message, Nonsense, decode_value, parse_object
 from orchestrator.protocol.requests.follow import PartReceipt
 
 
@@ -95,6 +95,6 @@ class Head:
     def read(text: bytes) -> Head:
         """Return the head that wrote this text. A head that is starting has written none yet."""
         try:
-            return decode(Head, parse(text), newer=True)
+            return decode_value(Head, parse_object(text), newer=True)
         except Nonsense:
             return Head()

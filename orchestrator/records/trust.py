@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common import files
-from orchestrator.common.permissions import others
+from orchestrator.common.permissions import other_writers
 
 # The fields of a record that decide which commands run.
 Orders = Mapping[str, Any]
@@ -54,7 +54,7 @@ def make_key() -> bytes | None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_name(f".{KEY}.{secrets.token_hex(4)}")
         try:
-            files.replace(new, secrets.token_bytes(KEY_BYTES))
+            files.replace_file(new, secrets.token_bytes(KEY_BYTES))
             if path.exists() and read_key() is None:
                 # The key exists, but others could read it.
                 new.rename(path)
@@ -79,12 +79,12 @@ def sign_orders(directory: Path, orders: Orders) -> None:
     with contextlib.suppress(OSError):
         # Some file systems (CIFS, NFS that maps all users to one) keep no modes or owners. A new
         # directory of mode 0700 looks there as if others could write it.
-        exposed = others(directory.stat())
+        exposed = other_writers(directory.stat())
         signed = {"exposed": exposed, "hmac": code(key, orders, exposed)}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             # The signature of the previous record stays valid until the new record is written.
             signed["before"] = str(read(directory / SIGNATURE)["hmac"])
-        files.replace(directory / SIGNATURE, json.dumps(signed) + "\n")
+        files.replace_file(directory / SIGNATURE, json.dumps(signed) + "\n")
 
 
 def read(path: str | Path, directory: int | None = None) -> dict[str, Any]:

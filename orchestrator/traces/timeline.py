@@ -74,7 +74,7 @@ class TraceEvent(NamedTuple):
 
 def read_trace(path: Path) -> tuple[int | None, TracedRank]:
     """Return the rank that a trace names, if any, and the rank's figures."""
-    with opened(path) as trace:
+    with open_trace(path) as trace:
         return trace.rank, of_rank(what_matters(trace.events()))
 
 
@@ -96,30 +96,30 @@ def of_rank(events: Iterable[TraceEvent]) -> TracedRank:
         found[sort_of(event)].append(event)
     on_device = bool(found["kernel"] or found["nccl"])
     communication = found["nccl"] if on_device else found["gloo"]
-    talking = merge(event.span for event in communication)
+    talking = merge_intervals(event.span for event in communication)
     if on_device:
         # The host's steps are no measure: kernels run later than the steps that launched them.
-        compute = merge(event.span for event in found["kernel"])
+        compute = merge_intervals(event.span for event in found["kernel"])
         whole: Intervals = []
     else:
         compute = computing(found["cpu"], {event.thread for event in found["gloo"]})
-        whole = merge(event.span for event in found["step"])
+        whole = merge_intervals(event.span for event in found["step"])
     ends = whole or [*talking[:1], *talking[-1:], *compute[:1], *compute[-1:]]
     window = [(min(start for start, _ in ends), max(end for _, end in ends))] if ends else []
-    compute, talking = intersect(compute, window), intersect(talking, window)
-    busy = merge([*compute, *talking])
-    waiting = intersect(merge(event.span for event in found["data"]), window)
-    both = length(intersect(compute, talking))
-    data = length(waiting) - length(intersect(waiting, busy))
+    compute, talking = intersect_intervals(compute, window), intersect_intervals(talking, window)
+    busy = merge_intervals([*compute, *talking])
+    waiting = intersect_intervals(merge_intervals(event.span for event in found["data"]), window)
+    both = total_length(intersect_intervals(compute, talking))
+    data = total_length(waiting) - total_length(intersect_intervals(waiting, busy))
     return TracedRank(
         steps=max(len({event.name for event in found["step"]}), 1),
-        window_ms=length(window) / 1e3,
-        compute_ms=length(compute) / 1e3,
-        communication_ms=length(talking) / 1e3,
+        window_ms=total_length(window) / 1e3,
+        compute_ms=total_length(compute) / 1e3,
+        communication_ms=total_length(talking) / 1e3,
         overlapped_ms=both / 1e3,
-        exposed_ms=(length(talking) - both) / 1e3,
+        exposed_ms=(total_length(talking) - both) / 1e3,
         data_ms=data / 1e3,
-        idle_ms=(length(window) - length(busy) - data) / 1e3,
+        idle_ms=(total_length(window) - total_length(busy) - data) / 1e3,
         collectives=collectives_of(communication),
     )
 
@@ -145,7 +145,9 @@ def computing(calls: Iterable[TraceEvent], gloo: set[Any]) -> Intervals:
     for call in calls:
         if call.thread not in gloo:
             threads[call.thread].append(call)
-    return merge(span for of_thread in threads.values() for span in computing_calls(of_thread))
+    return merge_intervals(
+        span for of_thread in threads.values() for span in computing_calls(of_thread)
+    )
 
 
 def computing_calls(calls: list[TraceEvent]) -> Iterator[tuple[float, float]]:
@@ -187,7 +189,7 @@ def collectives_of(events: Iterable[TraceEvent]) -> dict[str, Spans]:
 # (start, end), sorted and without overlaps once they are merged.
 
 
-def merge(intervals: Iterable[tuple[float, float]]) -> Intervals:
+def merge_intervals(intervals: Iterable[tuple[float, float]]) -> Intervals:
     merged: Intervals = []
     for start, end in sorted(intervals):
         if merged and start <= merged[-1][1]:
@@ -197,7 +199,7 @@ def merge(intervals: Iterable[tuple[float, float]]) -> Intervals:
     return merged
 
 
-def intersect(first: Intervals, other: Intervals) -> Intervals:
+def intersect_intervals(first: Intervals, other: Intervals) -> Intervals:
     """Intersect two merged lists."""
     both: Intervals = []
     i = j = 0
@@ -212,7 +214,7 @@ def intersect(first: Intervals, other: Intervals) -> Intervals:
     return both
 
 
-def length(merged: Intervals) -> float:
+def total_length(merged: Intervals) -> float:
     return sum(end - start for start, end in merged)
 
 
@@ -301,7 +303,7 @@ def dict_of(value: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Trace]:
+def open_trace(path: Path) -> Iterator[Trace]:
     """Open a trace, compressed or not; a damaged one raises UsageError, also while it is read."""
     try:
         file = files.open_plain(path)
@@ -370,7 +372,9 @@ def compare_ranks(ranks: Mapping[int, TracedRank]) -> Overlap:
             for number, (start, end) in zip(spans, same, strict=True):
                 waits[number].append((start, end - fastest))
     # DDP has several collectives under way at a time: their common wait must count once.
-    waited = {n: length(merge(events)) / ranks[n].steps for n, events in waits.items()}
+    waited = {
+        n: total_length(merge_intervals(events)) / ranks[n].steps for n, events in waits.items()
+    }
     straggler, lag = None, 0.0
     if len(ranks) > 1:
         least = min(waited, key=lambda number: waited[number])
@@ -413,10 +417,10 @@ def to_text(overlap: Overlap, hosts: Mapping[int, str] | None = None) -> str:
         lines.append("  ".join([line, *filter(None, words)]))
     if len(overlap.ranks) > MOST_LINES:
         lines.append(f"      ... and {len(overlap.ranks) - MOST_LINES} more, which waited longer")
-    return "\n".join([*lines, reading(overlap)])
+    return "\n".join([*lines, describe_overlap(overlap)])
 
 
-def reading(overlap: Overlap) -> str:
+def describe_overlap(overlap: Overlap) -> str:
     """Return one sentence: how much communication there is, and whether a rank is slow."""
     if not overlap.communication:
         return "no communication was seen"
@@ -449,6 +453,6 @@ def as_data(overlap: Overlap) -> dict[str, Any]:
         "straggler": overlap.straggler,
         "lag_ms_per_step": overlap.lag_ms,
         "not_compared": list(overlap.unmatched),
-        "reading": reading(overlap),
+        "reading": describe_overlap(overlap),
         "ranks": ranks,
     }

@@ -54,9 +54,9 @@ class Opened(Protocol):
 class TensorBoard:
     def __init__(self, curves: Curves, log_dir: str | Path | None = None, **options: Any) -> None:
         # Not torch's writer: a head has no torch, and that one keeps no moments.
-        writing = module("tensorboard", "tensorboard.summary.writer.event_file_writer")
-        self.events = module("tensorboard", "tensorboard.compat.proto.event_pb2")
-        self.summaries = module("tensorboard", "tensorboard.compat.proto.summary_pb2")
+        writing = import_tracker("tensorboard", "tensorboard.summary.writer.event_file_writer")
+        self.events = import_tracker("tensorboard", "tensorboard.compat.proto.event_pb2")
+        self.summaries = import_tracker("tensorboard", "tensorboard.compat.proto.summary_pb2")
         directory = Path(log_dir or curves.directory / "tensorboard").expanduser()
         self.writer = writing.EventFileWriter(str(directory), **options)
         if curves.step:
@@ -76,7 +76,7 @@ class TensorBoard:
 
 class WandB:
     def __init__(self, curves: Curves, **options: Any) -> None:
-        wandb = module("wandb", "wandb")
+        wandb = import_tracker("wandb", "wandb")
         settings = {"id": curves.id, "resume": "allow", "name": curves.name or None}
         if curves.beside:
             settings["reinit"] = "create_new"
@@ -96,7 +96,7 @@ class WandB:
         self.run.finish()
 
 
-def accepted(name: str) -> str:
+def accepted_name(name: str) -> str:
     """Return a name that MLflow accepts: it may keep each metric as a file.
 
     A name that it rejects would cost the whole line.
@@ -110,8 +110,8 @@ class MLflow:
     TAG = "orchestrator.curves"
 
     def __init__(self, curves: Curves, experiment_name: str | None = None, **options: Any) -> None:
-        self.mlflow = module("mlflow", "mlflow")
-        self.entities = module("mlflow", "mlflow.entities")
+        self.mlflow = import_tracker("mlflow", "mlflow")
+        self.entities = import_tracker("mlflow", "mlflow.entities")
         if self.mlflow.get_tracking_uri().startswith("sqlite:") and not find_spec("sqlalchemy"):
             # mlflow-skinny cannot use its own default, a database.
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
@@ -146,7 +146,7 @@ class MLflow:
 
     def log(self, values: Mapping[str, float], step: int, moment: float) -> None:
         at = int(moment * 1e3)
-        named = {accepted(name): number for name, number in values.items()}
+        named = {accepted_name(name): number for name, number in values.items()}
         new = {name: number for name, number in named.items() if step > self.last.get(name, -1)}
         metrics = [self.entities.Metric(name, number, at, step) for name, number in new.items()]
         if metrics:
@@ -171,7 +171,7 @@ KNOWN = {
 }
 
 
-def opened(name: str, curves: Curves, options: Mapping[str, Any]) -> Opened:
+def open_tracker(name: str, curves: Curves, options: Mapping[str, Any]) -> Opened:
     """Open a tracker of KNOWN; raise UsageError for an option that it does not know."""
     try:
         return KNOWN[name].open(curves, **options)
@@ -180,7 +180,7 @@ def opened(name: str, curves: Curves, options: Mapping[str, Any]) -> Opened:
         raise UsageError(what, "leave that option out, or correct its name") from error
 
 
-def module(package: str, name: str) -> Any:
+def import_tracker(package: str, name: str) -> Any:
     return import_optional(name, package, f"trackers: {package!r} needs a package that")
 
 

@@ -15,7 +15,7 @@ GOODBYE_SECONDS = 1
 MOST_CLIENTS = 400
 
 
-def listen(host: str, *ports: int) -> socket.socket:
+def listen_on_port(host: str, *ports: int) -> socket.socket:
     """Open the first of these ports that is free."""
     problem = ""
     try:
@@ -31,7 +31,7 @@ def listen(host: str, *ports: int) -> socket.socket:
     raise UsageError(f"{host} port {ports[0]}: {problem}", "choose another: --port 0 takes any")
 
 
-def serve(app: Starlette, listening: socket.socket) -> None:
+def serve_app(app: Starlette, listening: socket.socket) -> None:
     config = uvicorn.Config(
         app,
         ws="none",

@@ -146,7 +146,7 @@ def peak(reset: bool = False) -> float:
 def engine(place: Path, sections: dict[str, Any]) -> list[dict[str, Any]]:
     """Train with the built-in engine in this process, sharded; return the lines of its metrics."""
     os.environ["ORCHESTRATOR_EXPERIMENT"] = str(place)
-    config = parse.build(Config, sections)
+    config = parse.build_dataclass(Config, sections)
     with sharded():
         made = training_of(config, ranks.join(config))
     made.train()
@@ -156,7 +156,7 @@ def engine(place: Path, sections: dict[str, Any]) -> list[dict[str, Any]]:
 
 def llama(**training: Any) -> dict[str, Any]:
     """Return config/llama_1b.yaml, or the smallest of its kind in a rehearsal."""
-    config = asdict(load.load(ROOT / "config/llama_1b.yaml", []))
+    config = asdict(load.load_config(ROOT / "config/llama_1b.yaml", []))
     sections = {name: config[name] for name in ("training", "model", "dataset", "optimizer")}
     sections["compile"] = {"enabled": not REHEARSING}
     sections["checkpoint"] = {"at_end": False}

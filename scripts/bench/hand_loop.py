@@ -24,7 +24,7 @@ from orchestrator.engine.models.decoder import Decoder
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--set", action="append", default=[])
-    config = load.load(None, parser.parse_args().set)
+    config = load.load_config(None, parser.parse_args().set)
     training, data = config.training, config.dataset
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")

@@ -202,7 +202,7 @@ def ticks(pid: int) -> float:
 def sampler() -> None:
     """Measure this process's processor time for an hour's samples, taken in a row."""
     from orchestrator.node.machine.sampler import Sampler
-    from orchestrator.protocol.message import decode
+    from orchestrator.protocol.message import decode_value
     from orchestrator.protocol.spec import Spec
 
     with tempfile.TemporaryDirectory() as name:
@@ -221,7 +221,7 @@ def sampler() -> None:
             "workdir": name,
             "target": {"kind": "script", "name": "x"},
         }
-        own = Sampler(decode(Spec, fields), seconds=0.01)
+        own = Sampler(decode_value(Spec, fields), seconds=0.01)
         began = time.process_time()
         for _ in range(720):
             own.sample()

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator import Cluster, OrchestratorError
 from orchestrator.api import head_process
-from orchestrator.api.cluster import OPTIONS, launch_arguments, merged
+from orchestrator.api.cluster import OPTIONS, launch_arguments, merge_options
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.background.process import Background
@@ -28,7 +28,7 @@ def test_help_names_every_option() -> None:
 def test_merged_options_override_one_by_one() -> None:
     first = {"nproc": 2, "env": {"A": "1", "B": "1"}, "set": {"x.y": 1}}
     then = {"nproc": 4, "env": {"B": "2"}, "config": "c.yaml", "workdir": Path("/w")}
-    given = launch_arguments(Where(), merged(first, then))
+    given = launch_arguments(Where(), merge_options(first, then))
     assert given.config_file == Path("c.yaml").absolute()
     assert given.overrides == ("launch.nproc=4", 'launch.workdir="/w"', "x.y=1")
     assert given.env == ("A=1", "B=2")
@@ -129,7 +129,7 @@ def test_environment_variables_set_nodes_and_config(
 
 def test_forked_process_closes_background_pipes(tmp_path: Path) -> None:
     where = Where(nodes=tmp_path / "none")
-    head = Background(head_process.nodes, arguments=LaunchArguments(where=where))
+    head = Background(head_process.describe_nodes, arguments=LaunchArguments(where=where))
     if not (child := os.fork()):
         os._exit(0 if head.keys.closed and head.answers.closed and head.gone() else 1)
     assert os.waitpid(child, 0)[1] == 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from orchestrator.cli.help import OPEN, topic_of, topics
+from orchestrator.cli.help import OPEN, read_topics, topic_of
 from orchestrator.cli.main import cli
 
 ROOT = Path(__file__).parents[2]
@@ -33,13 +33,13 @@ def said() -> str:
 
 def test_documented_messages_exist_in_code(said: str) -> None:
     missing = []
-    for topic in topics().values():
+    for topic in read_topics().values():
         for words in topic.messages:
             pieces = [piece.strip() for piece in OPEN.split(words)]
             if words not in ELSEWHERE and max(pieces, key=len) not in said:
                 missing.append(f"{topic.name}: {words}")
     assert missing == []
-    assert sum(len(topic.messages) for topic in topics().values()) > 35
+    assert sum(len(topic.messages) for topic in read_topics().values()) > 35
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_message_leads_to_topic(message: str, topic: str) -> None:
 def test_every_topic_is_shown() -> None:
     run = CliRunner().invoke
     listed = run(cli, ["help"], standalone_mode=False)
-    for name, topic in topics().items():
+    for name, topic in read_topics().items():
         assert f"  {name}\n" in listed.output
         shown = run(cli, ["help", name], standalone_mode=False)
         assert shown.output.startswith(f"{topic.title}\n\n") and "](" not in shown.output

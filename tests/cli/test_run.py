@@ -32,15 +32,15 @@ def test_removed_working_directory_is_explained(tmp_path: Path) -> None:
 WRITES = """
 import os, signal, click
 from orchestrator.common import files, interrupt
-from orchestrator.cli.run import run
+from orchestrator.cli.run import run_command
 
 @click.command()
 def write():
-    with files.replacing("report.html") as file:
+    with files.open_replacement("report.html") as file:
         os.kill(os.getpid(), signal.SIGINT)
 
 interrupt.answer_at_once()
-run(write, "write")
+run_command(write, "write")
 """
 
 

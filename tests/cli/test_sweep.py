@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.cli.options import ours
+from orchestrator.cli.options import own_arguments
 from orchestrator.cli.sweep import sweep_command
 
 TWO = ["--grid", "a=1", "--grid", "b=2"]
@@ -20,4 +20,4 @@ TWO = ["--grid", "a=1", "--grid", "b=2"]
     ],
 )
 def test_grid_takes_all_following_variables(typed: list[str], meant: list[str]) -> None:
-    assert ours(sweep_command, typed) == meant
+    assert own_arguments(sweep_command, typed) == meant

@@ -10,7 +10,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.local_cluster.cluster import LoopbackCluster, LoopbackNode, end, read
+from orchestrator.local_cluster.cluster import (
+    LoopbackCluster,
+    LoopbackNode,
+    kill_processes,
+    read_process_file,
+)
 from tests.clusters.faults import Faults
 
 
@@ -57,7 +62,7 @@ class FaultyLoopback(Faults, LoopbackCluster):
         return found
 
     def kill(self, i: int, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
-        end([pid]) if number == signal.SIGKILL else os.kill(pid, number)
+        kill_processes([pid]) if number == signal.SIGKILL else os.kill(pid, number)
 
     def spawn_sshd(self, i: int) -> None:
         self._spawn(i)
@@ -68,13 +73,13 @@ class FaultyLoopback(Faults, LoopbackCluster):
         if listener := self._listeners.pop(i, None):
             # A stopped listener starts no new session between look and kill.
             os.kill(listener.pid, signal.SIGSTOP)
-            end(
+            kill_processes(
                 {
                     listener.pid,
                     *(
                         pid
                         for pid in below(listener.pid)
-                        if b"sshd" in read(pid, "cmdline").split(b" ")[0]
+                        if b"sshd" in read_process_file(pid, "cmdline").split(b" ")[0]
                     ),
                 }
             )

@@ -24,10 +24,10 @@ from typing import Any
 import pytest
 
 from orchestrator.local_cluster.cluster import (
-    account,
     await_banner,
     client_config,
-    end,
+    kill_processes,
+    own_login,
     penalty_options,
     sshd_config,
     sshd_program,
@@ -176,7 +176,7 @@ class NetnsCluster(Faults):
 
     def kill(self, i: int, pid: int, number: signal.Signals = signal.SIGKILL) -> None:
         outside = self._numbers_outside(i)[pid]
-        end([outside]) if number == signal.SIGKILL else os.kill(outside, number)
+        kill_processes([outside]) if number == signal.SIGKILL else os.kill(outside, number)
 
     def spawn_sshd(self, i: int) -> None:
         answers([self._shells[i]], [self._sshd_line(i)])
@@ -186,7 +186,7 @@ class NetnsCluster(Faults):
         # One round is enough unless a connection arrived during it.
         while self._sshd_pids(i):
             outside = self._numbers_outside(i)
-            end(outside[p] for p in self._sshd_pids(i) if p in outside)
+            kill_processes(outside[p] for p in self._sshd_pids(i) if p in outside)
 
     def listens_at(self, i: int) -> tuple[str, int]:
         return self.addresses[i], 22
@@ -307,7 +307,7 @@ class NetnsCluster(Faults):
             )
             (self.node(i) / "sshd_config").write_text(config)
         self.known_hosts.write_text(known)
-        self.ssh_config.write_text(client_config(22, self.key, self.known_hosts, account()))
+        self.ssh_config.write_text(client_config(22, self.key, self.known_hosts, own_login()))
         program = sshd_program()
         self._sshd = [program, *penalty_options(program, self.node(0) / "sshd_config")]
 

@@ -40,7 +40,7 @@ def test_replace_leaves_old_or_new_content(tmp_path: Path, failure: BaseExceptio
         with pytest.MonkeyPatch.context() as patch:
             fail_from(patch, number, failure)
             try:
-                files.replace(path, "new")
+                files.replace_file(path, "new")
             except (Killed, OSError):
                 pass
             else:
@@ -49,19 +49,19 @@ def test_replace_leaves_old_or_new_content(tmp_path: Path, failure: BaseExceptio
     assert path.read_text() == "new" and number > 3
     for left in tmp_path.glob(".file*"):
         left.unlink()
-    files.replace(path, "newer")
+    files.replace_file(path, "newer")
     assert [one.name for one in tmp_path.iterdir()] == ["file"]
 
 
 def test_replacing_removes_file_of_failed_block(tmp_path: Path) -> None:
-    with pytest.raises(ValueError), files.replacing(tmp_path / "file") as file:
+    with pytest.raises(ValueError), files.open_replacement(tmp_path / "file") as file:
         file.write(b"half")
         raise ValueError
     assert list(tmp_path.iterdir()) == []
 
 
 def test_replace_sets_mode(tmp_path: Path) -> None:
-    files.replace(tmp_path / "file", b"\xff", mode=0o600)
+    files.replace_file(tmp_path / "file", b"\xff", mode=0o600)
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
 
 
@@ -75,17 +75,17 @@ def test_delete_removes_tree_and_follows_no_link(tmp_path: Path) -> None:
     (inside / "a/link").symlink_to(outside)
     (inside / "a/b/file").symlink_to(outside / "precious")
     (tmp_path / "link").symlink_to(inside)
-    assert files.delete(tmp_path / "link") == [f"{tmp_path}/link: Not a directory"]
+    assert files.delete_directory(tmp_path / "link") == [f"{tmp_path}/link: Not a directory"]
     assert (inside / "a/file").exists()
     hidden = tmp_path / files.hidden_name("inside")
-    files.hide(inside, hidden)
+    files.hide_directory(inside, hidden)
     freed: list[int] = []
-    assert files.delete(hidden, freed.append) == []
+    assert files.delete_directory(hidden, freed.append) == []
     assert sum(freed) > 10_000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "outside"]
     assert (outside / "precious").exists()
     # Another process was faster.
-    assert files.delete(hidden) == []
+    assert files.delete_directory(hidden) == []
 
 
 def test_delete_reports_undeletable_file_once(
@@ -103,7 +103,7 @@ def test_delete_reports_undeletable_file_once(
 
     monkeypatch.setattr(os, "unlink", unlink)
     root = os.open(tmp_path, os.O_RDONLY)
-    assert files.delete("gone", dir_fd=root) == ["gone/a/busy: Device or resource busy"]
+    assert files.delete_directory("gone", dir_fd=root) == ["gone/a/busy: Device or resource busy"]
     os.close(root)
     assert [path.name for path in (tmp_path / "gone").rglob("*")] == ["a", "busy"]
 

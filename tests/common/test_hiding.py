@@ -27,7 +27,7 @@ def test_hide_finds_value_in_every_encoding(secret: str, before: str, after: str
         whole.encode().hex(),
     ]
     for text in spelt:
-        shown = hiding.hide(text, hiding.parts([secret]))
+        shown = hiding.hide_secrets(text, hiding.secret_texts([secret]))
         assert shown != text, text
 
 
@@ -36,15 +36,17 @@ def test_hide_finds_value_inside_base64(secret: str, before: bytes) -> None:
     """So stands `user:password` in an Authorization header."""
     for encode in (base64.b64encode, base64.urlsafe_b64encode):
         text = encode(before + secret.encode() + b"\0rest").decode()
-        shown = hiding.hide(text, hiding.parts([secret])).replace(hiding.REDACTED, "")
+        shown = hiding.hide_secrets(text, hiding.secret_texts([secret])).replace(
+            hiding.REDACTED, ""
+        )
         # The two characters that it shares with what is before and after may stay.
         assert len(shown) <= len(text) - len(secret.encode()) * 4 // 3 + 3
 
 
 @pytest.mark.parametrize("value", ["{}\r", " {} ", "{}\n", "user: me\n{}\n", "\t{}\r\nother-12"])
 def test_hide_ignores_surrounding_white_space(value: str) -> None:
-    secrets = hiding.parts([value.format("abc123xy")])
-    assert hiding.hide("token=abc123xy.", secrets) == f"token={hiding.REDACTED}."
+    secrets = hiding.secret_texts([value.format("abc123xy")])
+    assert hiding.hide_secrets("token=abc123xy.", secrets) == f"token={hiding.REDACTED}."
 
 
 @given(secret=st.text("abc", min_size=6, max_size=20), cut=st.integers(0, 19), more=st.binary())
@@ -106,6 +108,6 @@ def test_redacted_text_keeps_harmless_text(text: str) -> None:
 
 def test_hide_reaches_fields_of_messages() -> None:
     target = Target("script", "train.py", ("--key=hunter2-hunter2", "x"))
-    assert hiding.hide([target], ["hunter2-hunter2"]) == [
+    assert hiding.hide_secrets([target], ["hunter2-hunter2"]) == [
         target.replace(args=("--key=(redacted)", "x"))
     ]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from orchestrator.common.hosts import expand, folded, is_this_machine, listed
+from orchestrator.common.hosts import expand_pattern, fold_names, is_this_machine, join_names
 
 
 @pytest.mark.parametrize(
@@ -45,19 +45,21 @@ def test_is_this_machine_recognises_names(host: str, right: bool) -> None:
     ],
 )
 def test_folded_and_expand_are_inverse(pattern: str) -> None:
-    names = [name for part in re.split(r",(?![^[]*\])", pattern) for name in expand(part, 1000)]
-    assert folded(names) == pattern
-    assert folded([*names, *names]) == pattern
+    names = [
+        name for part in re.split(r",(?![^[]*\])", pattern) for name in expand_pattern(part, 1000)
+    ]
+    assert fold_names(names) == pattern
+    assert fold_names([*names, *names]) == pattern
 
 
 def test_folded_accepts_long_digit_names() -> None:
     names = ["7" * 5000, "7" * 5000 + "8"]
-    assert list(expand(folded(names), 1000)) == names
+    assert list(expand_pattern(fold_names(names), 1000)) == names
 
 
 def test_listed_shortens_many_names() -> None:
     names = [f"gpu{number}" for number in range(1, 8)]
-    assert listed(names[:5]) == "gpu1, gpu2, gpu3, gpu4, gpu5"
-    assert listed(names) == "gpu[1-7]"
+    assert join_names(names[:5]) == "gpu1, gpu2, gpu3, gpu4, gpu5"
+    assert join_names(names) == "gpu[1-7]"
     words = [chr(97 + number) * 12 for number in range(7)]
-    assert listed(words) == ", ".join(words[:5]) + " and 2 others"
+    assert join_names(words) == ", ".join(words[:5]) + " and 2 others"

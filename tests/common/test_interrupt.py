@@ -11,9 +11,9 @@ HELD = """
 import os, signal
 from orchestrator.common import interrupt
 interrupt.answer_at_once()
-interrupt.hold()
+interrupt.hold_interrupts()
 os.kill(os.getpid(), signal.{name})
-print(interrupt.end_is_wanted(), *interrupt.release(), flush=True)
+print(interrupt.end_is_wanted(), *interrupt.release_interrupts(), flush=True)
 """
 AFTERWARDS = """
 interrupt.undo_with(lambda: print("undone", flush=True))

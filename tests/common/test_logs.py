@@ -39,7 +39,7 @@ def test_terminal_shows_chosen_level(level: int) -> None:
     shown: list[str] = []
     logs.to_terminal(level, shown.append)
     # A launch keeps all of the log in a file.
-    logs.hold()
+    logs.hold_lines()
     LOG.debug("%s: is asked %s", "n1", "machine.probe")
     LOG.info("checks %d nodes", 2)
     transport = logging.getLogger("paramiko.transport")
@@ -67,7 +67,7 @@ def test_user_message_is_logged_in_file_alone(
 
 def test_log_contains_lines_from_before_its_directory(tmp_path: Path) -> None:
     """Also in the file of the next try, where the first one's directory is discarded again."""
-    logs.hold()
+    logs.hold_lines()
     LOG.debug("connecting")
     for name in ("first", "second"):
         logs.keep_in(tmp_path / f"{name}.log")
@@ -90,12 +90,12 @@ def test_secrets_are_hidden_wherever_head_writes(
 ) -> None:
     """Those of the launch by their values, in logs also others by their form."""
     shown: list[str] = []
-    logs.hold([SECRET])
+    logs.hold_lines([SECRET])
     logs.to_terminal(logging.DEBUG, shown.append)
     logs.keep_in(tmp_path / "head.log")
     LOG.info("the hook said %s", f"key {SECRET}")
     LOG.info("at https://anna:pass@host/x with hf_%s", "a" * 30)
-    logs.note(tmp_path / "head.log", LOG.name, "a note of %s", SECRET)
+    logs.append_line(tmp_path / "head.log", LOG.name, "a note of %s", SECRET)
     with output.heard_by(shown.append):
         output.say(f"heard {SECRET}")
     output.say(f"said {SECRET}")
@@ -137,6 +137,6 @@ def test_unwritable_log_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "head.log").symlink_to("/dev/full")
     logs.keep_in(tmp_path / "head.log")
     LOG.info("a line")
-    logs.note(tmp_path / "head.log", LOG.name, "a note")
-    logs.note(tmp_path / "gone" / "head.log", LOG.name, "a note")
+    logs.append_line(tmp_path / "head.log", LOG.name, "a note")
+    logs.append_line(tmp_path / "gone" / "head.log", LOG.name, "a note")
     assert capsys.readouterr() == ("", "")

@@ -19,8 +19,8 @@ from orchestrator.common.errors import UsageError
     ],
 )
 def test_size_is_formatted(count: int, decimal: str, binary: str) -> None:
-    assert text.size(count) == decimal
-    assert text.size(count, binary=True) == binary
+    assert text.format_bytes(count) == decimal
+    assert text.format_bytes(count, binary=True) == binary
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_size_is_formatted(count: int, decimal: str, binary: str) -> None:
     ],
 )
 def test_duration_is_formatted(seconds: float, written: str) -> None:
-    assert text.duration(seconds) == written
+    assert text.format_duration(seconds) == written
 
 
 def test_plural_is_formatted() -> None:
@@ -49,13 +49,16 @@ def test_plural_is_formatted() -> None:
 
 def test_table_aligns_columns() -> None:
     rows = [("step", "size", ""), ("7", "10 kB", "complete"), ("120", "1 B", "")]
-    assert text.table(rows, right={0, 1}) == [
+    assert text.align_columns(rows, right={0, 1}) == [
         "step   size",
         "   7  10 kB  complete",
         " 120    1 B",
     ]
-    assert text.table([]) == []
-    assert text.table([("a long cell", "x"), ("b", "y")], widest=5) == ["a long cell  x", "b  y"]
+    assert text.align_columns([]) == []
+    assert text.align_columns([("a long cell", "x"), ("b", "y")], widest=5) == [
+        "a long cell  x",
+        "b  y",
+    ]
 
 
 @pytest.mark.parametrize(

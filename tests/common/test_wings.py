@@ -58,15 +58,15 @@ def test_core_and_views_import_without_optional_packages(
 
 def test_missing_textual_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = None
-    live = wings.view("top").live
+    live = wings.import_view("top").live
     for name in [name for name in sys.modules if name.startswith("orchestrator.views.top.screen")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "textual", None)
     with pytest.raises(UsageError, match="`orchestrator top` needs textual"):
         live(nothing, nothing, 1.0)
-    assert not wings.installed("textual") and wings.installed("click")
+    assert not wings.is_installed("textual") and wings.is_installed("click")
 
 
 def test_missing_module_of_package_is_raised() -> None:
     with pytest.raises(ModuleNotFoundError):
-        wings.view("none")
+        wings.import_view("none")

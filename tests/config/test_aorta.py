@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from orchestrator.common.errors import UsageError
-from orchestrator.config.aorta import translate
-from orchestrator.config.load import load, load_and_note
+from orchestrator.config.aorta import translate_config
+from orchestrator.config.load import load_and_note, load_config
 
 # The keys and values of aorta's config/multi_node/distributed_two_nodes.yaml.
 TWO_NODES: dict[str, Any] = {
@@ -80,13 +80,13 @@ def without(data: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def test_keys_without_counterpart_are_listed(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as error:
-        load(write(tmp_path, TWO_NODES))
+        load_config(write(tmp_path, TWO_NODES))
     heading, *lines = error.value.what.splitlines()
     assert heading == f"{len(NO_COUNTERPART)} mistakes in the config:"
     assert [line.split(":")[0].strip() for line in lines] == NO_COUNTERPART
     # What only a whole config can show comes next, and is the last.
     with pytest.raises(UsageError, match=r"^dataset.sequence_length is set, but model.kind is"):
-        load(write(tmp_path, without(TWO_NODES, *NO_COUNTERPART)))
+        load_config(write(tmp_path, without(TWO_NODES, *NO_COUNTERPART)))
 
 
 def test_other_keys_are_translated_and_noted(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_other_keys_are_translated_and_noted(tmp_path: Path) -> None:
 def test_fsdp_mode_is_translated(tmp_path: Path) -> None:
     data = without(TWO_NODES, *NO_COUNTERPART, "dataset.sequence_length")
     data["distributed"]["mode"] = "fsdp"
-    config = load(write(tmp_path, data))
+    config = load_config(write(tmp_path, data))
     assert config.fsdp.sharding_strategy == "hybrid_shard"
     assert (config.fsdp.backward_prefetch, config.fsdp.forward_prefetch) == (1, 1)
     assert (config.distributed.timeout, config.distributed.bucket_cap_mb) == (180, 25)
@@ -123,21 +123,21 @@ def test_fsdp_mode_is_translated(tmp_path: Path) -> None:
     ],
 )
 def test_conflicting_keys_are_refused(data: dict[str, Any], words: str) -> None:
-    (problem,) = translate(data).problems
+    (problem,) = translate_config(data).problems
     assert problem.startswith(words)
 
 
 def test_own_config_is_unchanged() -> None:
     own = {"fsdp": {"backward_prefetch": 2}, "dataset": {"kind": "library"}, "env": None, "x": 1}
-    done = translate(own)
+    done = translate_config(own)
     assert (done.data, done.notes, done.problems) == (own, [], [])
 
 
 def test_disabled_section_keeps_its_keys(tmp_path: Path) -> None:
     file = write(tmp_path, {"profiling": {"enabled": True, "wait": 1, "active": 2, "warmup": 0}})
-    assert load(file).profiling.active == 2
-    assert not load(file, ["profiling.enabled=false"]).profiling.enabled
+    assert load_config(file).profiling.active == 2
+    assert not load_config(file, ["profiling.enabled=false"]).profiling.enabled
     with pytest.raises(UsageError, match=r"unknown key 'compile.modes'"):
-        load(write(tmp_path, {"compile": {"enabled": False, "modes": "default"}}))
+        load_config(write(tmp_path, {"compile": {"enabled": False, "modes": "default"}}))
     with pytest.raises(UsageError, match=r"nothing reads it while compile.enabled is false"):
-        load(None, ["compile.mode=default"])
+        load_config(None, ["compile.mode=default"])

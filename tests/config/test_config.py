@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from orchestrator.common.errors import EXIT_USAGE, UsageError
 from orchestrator.config.launch import Launch
-from orchestrator.config.load import dump, load
-from orchestrator.config.parse import build
+from orchestrator.config.load import load_config, to_yaml
+from orchestrator.config.parse import build_dataclass
 from orchestrator.config.schema import Config, NcclConfig, ProfilingConfig
 
 ROOT = Path(__file__).parents[2]
@@ -22,12 +22,12 @@ ROOT = Path(__file__).parents[2]
 def read(tmp_path: Path, text: str, *overrides: str) -> Config:
     file = tmp_path / "config.yaml"
     file.write_text(text, encoding="utf-8")
-    return load(file, overrides)
+    return load_config(file, overrides)
 
 
 def refused(*overrides: str, file: Path | None = None) -> str:
     with pytest.raises(UsageError) as error:
-        load(file, overrides)
+        load_config(file, overrides)
     assert error.value.exit_code == EXIT_USAGE
     return error.value.what
 
@@ -37,12 +37,12 @@ def refused(*overrides: str, file: Path | None = None) -> str:
 
 @pytest.mark.parametrize("path", sorted((ROOT / "config").rglob("*.yaml")), ids=lambda p: p.name)
 def test_shipped_configs_load(path: Path) -> None:
-    assert isinstance(load(path), Config)
+    assert isinstance(load_config(path), Config)
 
 
 @pytest.mark.parametrize("text", ["launch:\ntraining:\nenv:\nnccl:\n", "{}"])
 def test_empty_config_means_defaults(tmp_path: Path, text: str) -> None:
-    assert read(tmp_path, text) == Config() == load(None)
+    assert read(tmp_path, text) == Config() == load_config(None)
 
 
 def test_file_is_read(tmp_path: Path) -> None:
@@ -154,15 +154,15 @@ def test_load_refuses_invalid_config(tmp_path: Path, text: str, words: str) -> N
 def test_unquoted_yaml_boolean_is_explained(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("launch: {sync: off}")
     with pytest.raises(UsageError) as error:
-        load(tmp_path / "config.yaml")
+        load_config(tmp_path / "config.yaml")
     assert "put the word in quotes" in error.value.fix
     (tmp_path / "config.yaml").write_text("launch: {sync: 'off'}")
-    assert load(tmp_path / "config.yaml").launch.sync == "off"
+    assert load_config(tmp_path / "config.yaml").launch.sync == "off"
 
 
 def test_unknown_key_lists_keys_of_section() -> None:
     with pytest.raises(UsageError) as error:
-        load(None, ["checkpoint.evry=5"])
+        load_config(None, ["checkpoint.evry=5"])
     assert error.value.fix.startswith("checkpoint has steps, seconds, at_end, directory, keep, ")
 
 
@@ -200,7 +200,7 @@ def test_overrides_win_and_last_one_most(tmp_path: Path) -> None:
     ],
 )
 def test_override_sets_value(override: str, section: str, key: str, value: object) -> None:
-    assert getattr(getattr(load(None, [override]), section), key) == value
+    assert getattr(getattr(load_config(None, [override]), section), key) == value
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ def test_override_sets_value(override: str, section: str, key: str, value: objec
     ],
 )  # fmt: skip
 def test_override_sets_variable(override: str, value: str) -> None:
-    found = load(None, [override])
+    found = load_config(None, [override])
     assert {**found.env, **found.nccl.variables} == {"A": value}
 
 
@@ -264,9 +264,9 @@ def test_dumped_config_loads_equal(
     launch = Launch(name=name, grace=grace, nproc=nproc)
     config = Config(launch=launch, env=env, nccl=NcclConfig("roce", nccl))
     file = tmp_path_factory.getbasetemp() / "config.yaml"
-    file.write_text(dump(config), encoding="utf-8")
-    assert load(file) == config
-    assert build(Config, json.loads(json.dumps(dataclasses.asdict(config))), "") == config
+    file.write_text(to_yaml(config), encoding="utf-8")
+    assert load_config(file) == config
+    assert build_dataclass(Config, json.loads(json.dumps(dataclasses.asdict(config))), "") == config
 
 
 def test_every_field_has_default_of_its_type() -> None:
@@ -274,7 +274,7 @@ def test_every_field_has_default_of_its_type() -> None:
     for section in dataclasses.fields(Config):
         value: Any = getattr(Config(), section.name)
         if dataclasses.is_dataclass(value):
-            rebuilt = build(type(value), dataclasses.asdict(value), section.name)  # type: ignore[arg-type]
+            rebuilt = build_dataclass(type(value), dataclasses.asdict(value), section.name)  # type: ignore[arg-type]
             assert rebuilt == value
 
 
@@ -367,9 +367,9 @@ def test_value_of_wrong_type_is_refused(override: str, words: str) -> None:
 
 
 def test_lists_and_arguments_round_trip() -> None:
-    found = load(None, ["optimizer.betas=[0.5, 0.75]", "fsdp.wrap=[A, B]", "model.target=a:b",
-                        "model.args={x: {y: [1]}}"])  # fmt: skip
-    assert build(Config, yaml.safe_load(dump(found))) == found
+    words = ["optimizer.betas=[0.5, 0.75]", "fsdp.wrap=[A, B]", "model.target=a:b"]
+    found = load_config(None, [*words, "model.args={x: {y: [1]}}"])
+    assert build_dataclass(Config, yaml.safe_load(to_yaml(found))) == found
 
 
 def test_config_reference_is_up_to_date() -> None:
@@ -391,19 +391,19 @@ def test_nnodes_accepts_torchrun_notation(
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"launch:\n  {written}\n")
-    assert load(file).launch.node_counts == counts
+    assert load_config(file).launch.node_counts == counts
     if counts:
         value = written.partition(": ")[2]
-        assert load(None, [f"launch.nnodes={value}"]).launch.node_counts == counts
+        assert load_config(None, [f"launch.nnodes={value}"]).launch.node_counts == counts
 
 
 @pytest.mark.parametrize("written", ["0", "4:2", "2:", ":2", "a", "2:4:6", "-1", "1.5", "99999"])
 def test_invalid_nnodes_is_refused(written: str) -> None:
     with pytest.raises(UsageError, match=r"not a number of nodes|launch.nnodes must be"):
-        load(None, [f"launch.nnodes={written}"])
+        load_config(None, [f"launch.nnodes={written}"])
 
 
 def test_removed_key_is_answered() -> None:
     with pytest.raises(UsageError, match=r"sync\.fanout is gone") as refused:
-        build(Config, {"sync": {"fanout": 8}})
+        build_dataclass(Config, {"sync": {"fanout": 8}})
     assert "leave it out" in refused.value.fix

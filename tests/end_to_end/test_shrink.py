@@ -94,7 +94,7 @@ def same_training(head: Head, whole: Path, said: str, nodes: tuple[int, ...]) ->
 
 def undisturbed(directory: Path, setting: str) -> Path:
     """The experiment of the same training on two nodes from its first step to its last."""
-    config = asdict(load.load(None, [*SETTINGS, setting]))
+    config = asdict(load.load_config(None, [*SETTINGS, setting]))
     place, call = str(directory / "undisturbed"), "tests.end_to_end.test_shrink:train_beside"
     job = Job(place, [1, 1], config, env={"ORCHESTRATOR_ATTEMPT": "1"}, call=call)
     assert run(job) == [[0, 0]], job.output()

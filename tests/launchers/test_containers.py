@@ -22,7 +22,7 @@ def started(words: list[str], env: dict[str, str]) -> tuple[run_node.MachinePart
     program, command, *rest = words
     assert (program, command) == ("orchestrator", "run-node")
     assert rest[:2] == ["--wait", "1800"]
-    return run_node.part(env), launch_arguments(tuple(rest[2:])).program
+    return run_node.read_part(env), launch_arguments(tuple(rest[2:])).program
 
 
 def test_compose_services_form_one_job() -> None:

@@ -11,10 +11,10 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.launchers import run_node as by_hand
-from orchestrator.launchers.run_node import Master, disagreement
+from orchestrator.launchers.run_node import Master, why_not_one_job
 from orchestrator.protocol.control import Agreed, Hello, Reply, read_frame, to_frame
-from orchestrator.protocol.frames import JSON, header
-from orchestrator.protocol.message import decode
+from orchestrator.protocol.frames import JSON, frame_header
+from orchestrator.protocol.message import decode_value
 from tests.clusters.slurm import free_ports, with_variable
 from tests.launching import BIN, Command
 from tests.node.running import wait_until
@@ -133,12 +133,12 @@ GOOD = {"MASTER_ADDR": "10.0.0.1", "NNODES": "2", "NODE_RANK": "1"}
 
 
 def test_part_is_read_from_environment() -> None:
-    assert by_hand.part(GOOD) == by_hand.MachinePart("10.0.0.1", 29500, 2, 1, None)
-    assert by_hand.part({"NNODES": "1"}) == by_hand.MachinePart("127.0.0.1", 29500, 1, 0, None)
-    assert by_hand.part({**GOOD, "MASTER_ADDR": "[fd00::1]"}).master == "fd00::1"
+    assert by_hand.read_part(GOOD) == by_hand.MachinePart("10.0.0.1", 29500, 2, 1, None)
+    assert by_hand.read_part({"NNODES": "1"}) == by_hand.MachinePart("127.0.0.1", 29500, 1, 0, None)
+    assert by_hand.read_part({**GOOD, "MASTER_ADDR": "[fd00::1]"}).master == "fd00::1"
     indexed = {"MASTER_ADDR": "run-0.run", "NNODES": "2", "JOB_COMPLETION_INDEX": "1"}
-    assert by_hand.part(indexed) == by_hand.MachinePart("run-0.run", 29500, 2, 1, None)
-    assert by_hand.part({**indexed, "NODE_RANK": "1"}).rank == 1
+    assert by_hand.read_part(indexed) == by_hand.MachinePart("run-0.run", 29500, 2, 1, None)
+    assert by_hand.read_part({**indexed, "NODE_RANK": "1"}).rank == 1
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_part_is_read_from_environment() -> None:
 def test_missing_or_invalid_variable_is_named(change: dict[str, str | None], words: str) -> None:
     merged = {**GOOD, **change}
     with pytest.raises(UsageError) as refused:
-        by_hand.part({name: value for name, value in merged.items() if value is not None})
+        by_hand.read_part({name: value for name, value in merged.items() if value is not None})
     assert words in str(refused.value)
 
 
@@ -180,7 +180,7 @@ def hello(rank: int, **changes: Any) -> Hello:
     ],
 )
 def test_disagreement_names_difference(nodes: list[Hello], words: str) -> None:
-    found = disagreement(nodes)
+    found = why_not_one_job(nodes)
     assert found.startswith(words) if words else found == ""
 
 
@@ -199,9 +199,9 @@ def dial(port: int, says: bytes) -> socket.socket:
 
 STRANGERS = [
     *(b"\n\n\n\n\n", b"SSH-2.0-OpenSSH_9.2\r\n", b"GET / HTTP/1.0\r\n\r\n", b'{"rank": 1}\n'),
-    header(JSON, (1 << 16) + 1),
+    frame_header(JSON, (1 << 16) + 1),
     *(
-        header(JSON, len(text)) + text
+        frame_header(JSON, len(text)) + text
         for text in (
             *(b"", b"null", b"\xff", b"[" * 30_000, b'{"orchestrator": 1}'),
             b'{"rank": "one", "nnodes": 2, "nproc": 2, "host": "h"}',
@@ -225,7 +225,7 @@ def test_strangers_at_node_0_are_rejected() -> None:
         with dial(port, to_frame(hello(1))) as second:
             gathering.join()
             master.send(Reply(go=good()))
-            assert decode(Reply, read_frame(second)) == Reply(go=good())
+            assert decode_value(Reply, read_frame(second)) == Reply(go=good())
         assert found == [[hello(0), hello(1)]]
 
 

@@ -20,7 +20,7 @@ from orchestrator.common.errors import CheckFailed
     ],
 )
 def test_hosts_expands_as_slurm(text: str, names: list[str]) -> None:
-    assert slurm_environment.hosts("HOSTS", text) == names
+    assert slurm_environment.expand_hosts("HOSTS", text) == names
 
 
 @pytest.mark.parametrize(
@@ -29,19 +29,19 @@ def test_hosts_expands_as_slurm(text: str, names: list[str]) -> None:
 )
 def test_invalid_hostlist_is_refused(text: str) -> None:
     with pytest.raises(CheckFailed, match="HOSTS cannot be read: "):
-        slurm_environment.hosts("HOSTS", text)
+        slurm_environment.expand_hosts("HOSTS", text)
 
 
 BATCH = {"SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_NUM_NODES": "2"}
 
 
 def test_allocation_is_read_from_environment() -> None:
-    assert slurm_environment.allocation({}) is None
-    assert slurm_environment.allocation(BATCH) == slurm_environment.Allocation(
+    assert slurm_environment.read_allocation({}) is None
+    assert slurm_environment.read_allocation(BATCH) == slurm_environment.Allocation(
         "12", ("n1", "n2"), None
     )
     old = {"SLURM_JOBID": "7", "SLURM_NODELIST": "n1", "SLURM_NTASKS_PER_NODE": "4"}
-    assert slurm_environment.allocation(old) == slurm_environment.Allocation("7", ("n1",), 4)
+    assert slurm_environment.read_allocation(old) == slurm_environment.Allocation("7", ("n1",), 4)
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_allocation_is_read_from_environment() -> None:
 )
 def test_partial_allocation_is_named(change: dict[str, str], words: str) -> None:
     with pytest.raises(CheckFailed, match="half a Slurm environment") as refused:
-        slurm_environment.allocation({**BATCH, **change})
+        slurm_environment.read_allocation({**BATCH, **change})
     assert words in str(refused.value)
 
 
@@ -68,25 +68,26 @@ TASK = {
 
 
 def test_task_becomes_rank() -> None:
-    task = slurm_environment.task(TASK)
+    task = slurm_environment.read_task(TASK)
     assert task is not None
-    found = slurm_environment.variables(task, TASK)
+    found = slurm_environment.torch_variables(task, TASK)
     port = found.pop("MASTER_PORT")
     names = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "GROUP_RANK": "1"}
     assert found == {**names, "MASTER_ADDR": "n1"}
     assert 20000 <= int(port) < 30000
-    other = slurm_environment.task({**TASK, "SLURM_STEP_ID": "1"})
+    other = slurm_environment.read_task({**TASK, "SLURM_STEP_ID": "1"})
     assert other is not None
     assert other.port != int(port), "two steps of a job may run at the same time"
     mine = {**TASK, "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
-    assert slurm_environment.variables(task, mine)["MASTER_ADDR"] == "10.0.0.1"
-    assert slurm_environment.variables(task, mine)["MASTER_PORT"] == "29500"
+    assert slurm_environment.torch_variables(task, mine)["MASTER_ADDR"] == "10.0.0.1"
+    assert slurm_environment.torch_variables(task, mine)["MASTER_PORT"] == "29500"
 
 
 @pytest.mark.parametrize(("visible", "local"), [("0", "0"), ("0,1", "1"), ("", "1")])
 def test_single_visible_gpu_has_local_rank_0(visible: str, local: str) -> None:
-    task = slurm_environment.task(TASK)
+    task = slurm_environment.read_task(TASK)
     assert task is not None
     assert (
-        slurm_environment.variables(task, {"CUDA_VISIBLE_DEVICES": visible})["LOCAL_RANK"] == local
+        slurm_environment.torch_variables(task, {"CUDA_VISIBLE_DEVICES": visible})["LOCAL_RANK"]
+        == local
     )

@@ -159,13 +159,13 @@ def test_keep_holds_nodes_for_printed_commands(place: Path, start: Start, tmp_pa
 def test_demo_without_torch_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CheckFailed) as told:
-        demo.demo(2, False, False, (), LaunchArguments())
+        demo.run_demo(2, False, False, (), LaunchArguments())
     assert told.value.fix == f"uv pip install --python {shlex.quote(sys.executable)} torch numpy"
 
 
 def test_default_config_file_matches_defaults() -> None:
     """The file shows every section, so a reader sees the default of each key."""
-    shown = load.load(REPOSITORY / "config/multi_node/distributed_two_nodes.yaml")
+    shown = load.load_config(REPOSITORY / "config/multi_node/distributed_two_nodes.yaml")
     assert shown.launch == Launch()
     assert shown.optimizer == OptimizerConfig()
     assert shown.fsdp == FsdpConfig()

@@ -15,7 +15,7 @@ import pytest
 
 from orchestrator.node.job import job_processes, processes
 from orchestrator.node.job.run_directory import RunDir, connect
-from orchestrator.protocol.message import decode
+from orchestrator.protocol.message import decode_value
 from orchestrator.protocol.spec import Spec
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def streams(log: bytes, ranks: bytes) -> dict[str, bytes]:
 
 
 def spec_of(data: dict[str, Any]) -> Spec:
-    return decode(Spec, json.loads(json.dumps(data)))
+    return decode_value(Spec, json.loads(json.dumps(data)))
 
 
 def bare_spec(**fields: Any) -> Spec:
@@ -72,7 +72,7 @@ def bare_spec(**fields: Any) -> Spec:
     text = {"job": "job", "experiment": "e", "start": "plain", "workdir": "/"}
     numbers = {"node": 0, "nnodes": 1, "nproc": 1, "first_rank": 0}
     rest = {"agent": [], "env": {}, "unset": [], "target": {"kind": "script", "name": "x"}}
-    return decode(Spec, {**text, **numbers, **rest, **fields})
+    return decode_value(Spec, {**text, **numbers, **rest, **fields})
 
 
 def run_dir(job: str = "job", node: int = 0, **fields: Any) -> RunDir:

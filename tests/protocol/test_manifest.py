@@ -23,9 +23,9 @@ NAMES = st.binary(min_size=1, max_size=9).filter(
 @given(st.sets(NAMES, max_size=6))
 def test_any_names_round_trip(names: set[bytes]) -> None:
     entries = sorted(ManifestEntry(b"below/" + name, FILE, 0o755, 0, NOTHING) for name in names)
-    listing = tree.packed(reversed(entries))
-    assert tree.unpacked(listing) == tuple(entries)
-    assert tree.digest_of(listing) == tree.digest_of(tree.packed(entries))
+    listing = tree.pack_entries(reversed(entries))
+    assert tree.unpack_entries(listing) == tuple(entries)
+    assert tree.digest_of(listing) == tree.digest_of(tree.pack_entries(entries))
 
 
 def test_links_and_directories_round_trip() -> None:
@@ -33,8 +33,8 @@ def test_links_and_directories_round_trip() -> None:
         ManifestEntry(b"d", DIRECTORY, 0o755, 0, b""),
         ManifestEntry(b"l", LINK, 0, 0, b"../to a\nfile"),
     )
-    assert tree.unpacked(tree.packed(entries)) == entries
-    assert tree.unpacked(tree.packed([])) == ()
+    assert tree.unpack_entries(tree.pack_entries(entries)) == entries
+    assert tree.unpack_entries(tree.pack_entries([])) == ()
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,15 @@ def test_links_and_directories_round_trip() -> None:
 )
 def test_entries_outside_or_below_link_are_refused(entries: tuple[ManifestEntry, ...]) -> None:
     with pytest.raises(Nonsense):
-        tree.unpacked(tree.packed(entries))
+        tree.unpack_entries(tree.pack_entries(entries))
 
 
-@pytest.mark.parametrize("listing", [b"x", b"a\0f\0644\0", tree.packed([])[:0] + b"\0"], ids=repr)
+@pytest.mark.parametrize(
+    "listing", [b"x", b"a\0f\0644\0", tree.pack_entries([])[:0] + b"\0"], ids=repr
+)
 def test_invalid_listing_is_refused(listing: bytes) -> None:
     with pytest.raises(Nonsense):
-        tree.unpacked(listing)
+        tree.unpack_entries(listing)
 
 
 WAYS = st.lists(st.sampled_from(["a", "b", "..", "."]), min_size=1, max_size=5).map("/".join)

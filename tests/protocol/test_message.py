@@ -16,7 +16,13 @@ from hypothesis import strategies as st
 from orchestrator.node.server.session import HANDLERS, handler_of
 from orchestrator.protocol import control, events, facts, frames, spec
 from orchestrator.protocol.frames import HEADER, JSON, LARGEST, SMALLEST, STREAMS, Splitter
-from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
+from orchestrator.protocol.message import (
+    Message,
+    Nonsense,
+    decode_value,
+    encode_value,
+    parse_object,
+)
 from orchestrator.protocol.requests import request
 from orchestrator.protocol.requests.follow import Stop
 from orchestrator.protocol.requests.request import (
@@ -29,7 +35,7 @@ from orchestrator.protocol.requests.request import (
     read_incoming,
     read_request,
 )
-from orchestrator.protocol.version import Version, conflict
+from orchestrator.protocol.version import Version, version_conflict
 
 ROOM_MODULES = [importlib.import_module(f"orchestrator.protocol.requests.{room}") for room in ROOMS]
 
@@ -108,12 +114,12 @@ def for_every_kind(number: int, check: Callable[[Message], None]) -> None:
 
 def test_every_message_round_trips() -> None:
     def check(message: Message) -> None:
-        kind, data = type(message), json.loads(json.dumps(encode(message)))
-        assert decode(kind, data) == message
+        kind, data = type(message), json.loads(json.dumps(encode_value(message)))
+        assert decode_value(kind, data) == message
         newer = {**data, "a key of a newer version": 1}
-        assert decode(kind, newer, newer=True) == message
+        assert decode_value(kind, newer, newer=True) == message
         with pytest.raises(Nonsense, match="unknown key"):
-            decode(kind, newer)
+            decode_value(kind, newer)
 
     for_every_kind(3, check)
 
@@ -123,7 +129,7 @@ def test_every_message_round_trips() -> None:
 def test_arbitrary_data_raises_nonsense_alone(kind: type[Message], data: Any) -> None:
     for newer in (False, True):
         try:
-            decode(kind, data, newer=newer)
+            decode_value(kind, data, newer=newer)
         except Nonsense:
             continue
 
@@ -144,16 +150,16 @@ SIMPLE = (int, float, str, bool)
 
 def test_field_of_wrong_type_is_refused() -> None:
     def check(message: Message) -> None:
-        kind, good = type(message), json.loads(json.dumps(encode(message)))
+        kind, good = type(message), json.loads(json.dumps(encode_value(message)))
         hints = typing.get_type_hints(kind)
         for name, value in itertools.product(kind._defaults, OF_EVERY_TYPE):
             wrong, place = value, f"{kind.__name__}.{name}"
             try:
-                found = decode(kind, {**good, name: wrong})
+                found = decode_value(kind, {**good, name: wrong})
             except Nonsense:
                 continue
             assert hints[name] not in SIMPLE or type(getattr(found, name)) is hints[name], place
-            right = json.loads(json.dumps(encode(found))).get(name)
+            right = json.loads(json.dumps(encode_value(found))).get(name)
             if isinstance(wrong, dict) and isinstance(right, dict):
                 # Missing fields of a nested message have their defaults, and unknown fields are
                 # dropped.
@@ -179,13 +185,13 @@ def test_field_of_wrong_type_is_refused() -> None:
 )
 def test_error_names_wrong_field(data: Any, why: str) -> None:
     with pytest.raises(Nonsense, match=why):
-        decode(Stop, data)
+        decode_value(Stop, data)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[1]", b"null", b"\xff", b"[" * 100_000, b"1" * 5000])
 def test_non_object_json_is_refused(text: bytes) -> None:
     with pytest.raises(Nonsense):
-        parse(text)
+        parse_object(text)
 
 
 def test_message_is_immutable() -> None:
@@ -238,7 +244,7 @@ frame = st.tuples(st.sampled_from(sorted(LARGEST)), st.binary(max_size=50)).map(
 @settings(max_examples=40, deadline=None)
 @given(st.lists(frame, max_size=5), st.lists(st.integers(1, 40), max_size=30))
 def test_splitter_reassembles_frames(sent: list[tuple[bytes, bytes]], cuts: list[int]) -> None:
-    data = b"".join(frames.header(kind, len(payload)) + payload for kind, payload in sent)
+    data = b"".join(frames.frame_header(kind, len(payload)) + payload for kind, payload in sent)
     splitter, found = Splitter(), []
     for cut in cuts:
         piece, data = data[:cut], data[cut:]
@@ -277,12 +283,12 @@ def test_event_of_newer_kind_is_skipped() -> None:
 def test_conflict_compares_versions() -> None:
     own = Version(protocol=3, oldest=2, package="0.3")
     for theirs in (own, Version(protocol=2, oldest=0), Version(protocol=9, oldest=3)):
-        assert conflict("job-1", theirs, own) == ""
-    newer = conflict("job-1", Version(protocol=9, oldest=4, package="0.9"), own)
+        assert version_conflict("job-1", theirs, own) == ""
+    newer = version_conflict("job-1", Version(protocol=9, oldest=4, package="0.9"), own)
     assert newer == (
         "job job-1 was started by orchestrator 0.9, which speaks protocol 9; this is 0.3 with"
         " protocol 3: attach with orchestrator 0.9, or end the job with `orchestrator stop`,"
         " which works"
     )
-    older = conflict("job-1", Version(), own)
+    older = version_conflict("job-1", Version(), own)
     assert "started by orchestrator of an earlier version" in older

@@ -16,7 +16,7 @@ import pytest
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
 from orchestrator.protocol.events import RankState
-from orchestrator.protocol.message import encode
+from orchestrator.protocol.message import encode_value
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.experiments import create_experiment, find_experiment, list_experiments
@@ -110,7 +110,7 @@ def test_record_round_trips(tmp_path: Path) -> None:
 
 
 def test_record_of_later_version_is_read(tmp_path: Path) -> None:
-    data = encode(record())
+    data = encode_value(record())
     data["later"] = data["nodes"][0]["later"] = 1
     (tmp_path / "job.json").write_text(json.dumps(data))
     assert Experiment(tmp_path).read_record() == record()

@@ -61,7 +61,7 @@ ONE = Account(began=110, trains=115, first=0, time=190, step=70, data=5, checkpo
 def test_divide_splits_wall_time(
     spans: list[Span], told: dict[int, Account], expected: dict[str, float]
 ) -> None:
-    assert goodput.divide(spans, told) == pytest.approx(expected)
+    assert goodput.divide_time(spans, told) == pytest.approx(expected)
 
 
 NUMBERS = st.floats(-1e3, 1e3)
@@ -82,7 +82,7 @@ def test_parts_add_up_and_none_is_negative(
     for number, (pause, lasts, failed, ranks) in enumerate(lasting, 1):
         spans.append(Span(number, at + pause, at + pause + lasts, failed, ranks))
         at += pause + lasts
-    found = goodput.divide(spans, {n: Account(*values) for n, values in enumerate(told, 1)})
+    found = goodput.divide_time(spans, {n: Account(*values) for n, values in enumerate(told, 1)})
     assert sum(found.values()) == pytest.approx(at - spans[0].started)
     assert all(seconds >= -1e-9 for seconds in found.values())
 

@@ -158,14 +158,14 @@ def test_readable_key_is_replaced(launched: Experiment) -> None:
 
 def test_concurrent_launches_share_one_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "new"))
-    replace, faster = files.replace, list[bytes | None]()
+    replace, faster = files.replace_file, list[bytes | None]()
 
     def after_another(path: Path, data: bytes) -> None:
-        monkeypatch.setattr(files, "replace", replace)
+        monkeypatch.setattr(files, "replace_file", replace)
         faster.append(trust.make_key())
         replace(path, data)
 
-    monkeypatch.setattr(files, "replace", after_another)
+    monkeypatch.setattr(files, "replace_file", after_another)
     assert trust.make_key() == faster[0] == trust.read_key()
 
 

@@ -25,7 +25,7 @@ def test_events_are_read_in_pieces_of_any_size(
     path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
     monkeypatch.setattr(timeline, "PIECE_BYTES", piece)
     whole = json.loads(text)
-    with timeline.opened(path) as trace:
+    with timeline.open_trace(path) as trace:
         most = 0
         events = []
         for event in trace.events():
@@ -51,7 +51,7 @@ def test_truncated_trace_is_explained(tmp_path: Path, text: str, why: str) -> No
     (path := tmp_path / "trace.json").write_text(text)
     with (
         pytest.raises(UsageError, match=f"trace.json is not a Chrome trace: .*{why}"),
-        timeline.opened(path) as trace,
+        timeline.open_trace(path) as trace,
     ):
         list(trace.events())
 
@@ -60,16 +60,19 @@ def test_oversized_trace_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(timeline, "LARGEST_CHARACTERS", 1 << 12)
     monkeypatch.setattr(timeline, "PIECE_BYTES", 1 << 10)
     (path := tmp_path / "trace.json").write_text('{"traceEvents": [{"a": "' + "x" * (1 << 16))
-    with pytest.raises(UsageError), timeline.opened(path) as trace:
+    with pytest.raises(UsageError), timeline.open_trace(path) as trace:
         list(trace.events())
     monkeypatch.setattr(timeline, "MOST_BYTES", 1 << 14)
     path.write_text('{"traceEvents": [' + '{"a": 1}, ' * 4000)
-    with pytest.raises(UsageError, match="unfolds to more than"), timeline.opened(path) as trace:
+    with (
+        pytest.raises(UsageError, match="unfolds to more than"),
+        timeline.open_trace(path) as trace,
+    ):
         list(trace.events())
 
 
 def test_error_of_consumer_is_raised() -> None:
-    with pytest.raises(OSError, match="disk full"), timeline.opened(CUDA) as trace:
+    with pytest.raises(OSError, match="disk full"), timeline.open_trace(CUDA) as trace:
         for _ in trace.events():
             raise OSError("disk full")
 

@@ -20,7 +20,14 @@ from torch.profiler import ProfilerActivity, profile
 
 from orchestrator.common.errors import UsageError
 from orchestrator.traces import timeline
-from orchestrator.traces.timeline import TracedRank, TraceEvent, intersect, length, merge, of_rank
+from orchestrator.traces.timeline import (
+    TracedRank,
+    TraceEvent,
+    intersect_intervals,
+    merge_intervals,
+    of_rank,
+    total_length,
+)
 from tests.engine import pair
 
 pytestmark = pytest.mark.slow
@@ -36,20 +43,20 @@ def cells(intervals: list[tuple[float, float]]) -> set[int]:
 
 @given(INTERVALS)
 def test_merge_keeps_every_cell_once(intervals: list[tuple[float, float]]) -> None:
-    merged = merge(intervals)
+    merged = merge_intervals(intervals)
     assert cells(merged) == cells(intervals)
-    assert length(merged) == len(cells(intervals))
+    assert total_length(merged) == len(cells(intervals))
     assert all(one[1] < other[0] for one, other in itertools.pairwise(merged))
-    assert merge(merged) == merged
+    assert merge_intervals(merged) == merged
 
 
 @given(INTERVALS, INTERVALS)
 def test_intersect_keeps_common_cells(
     one: list[tuple[float, float]], other: list[tuple[float, float]]
 ) -> None:
-    both = intersect(merge(one), merge(other))
+    both = intersect_intervals(merge_intervals(one), merge_intervals(other))
     assert cells(both) == cells(one) & cells(other)
-    assert merge(both) == both
+    assert merge_intervals(both) == both
 
 
 def event(name: str, start: float, end: float, cat: str = "kernel", **more: Any) -> dict[str, Any]:
@@ -189,7 +196,7 @@ def test_ranks_that_wait_in_turn_are_equal(tmp_path: Path) -> None:
     found = timeline.compare_ranks({0: one, 1: other})
     assert found.waited_ms == pytest.approx({0: 4, 1: 2.5})
     assert found.straggler is None
-    assert timeline.reading(found).endswith("no rank is slower than the others")
+    assert timeline.describe_overlap(found).endswith("no rank is slower than the others")
 
 
 def test_unequal_counts_are_not_compared(tmp_path: Path) -> None:

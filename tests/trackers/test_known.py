@@ -25,8 +25,8 @@ from orchestrator.trackers.known import (
     Curves,
     Known,
     TensorBoard,
-    accepted,
-    opened,
+    accepted_name,
+    open_tracker,
 )
 
 TWICE = """
@@ -65,11 +65,11 @@ def test_tensorboard_drops_steps_of_earlier_attempt(tmp_path: Path) -> None:
 @given(st.text("ab./_ \u00e9<", max_size=8))
 def test_mlflow_name_is_made_valid(name: str) -> None:
     # MLflow's own rule decides.
-    own = accepted(name)
+    own = accepted_name(name)
     assert re.fullmatch(r"[\w./ -]+", own)
     assert posixpath.normpath(own) == own != "."
     assert not own.startswith(("..", "/"))
-    assert accepted("val/top 5") == "val/top 5"
+    assert accepted_name("val/top 5") == "val/top 5"
 
 
 @pytest.mark.slow
@@ -232,6 +232,6 @@ class Strict:
 
 def test_unknown_option_of_tracker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KNOWN, "strict", Known(Strict, "json", "json"))
-    assert isinstance(opened("strict", Curves("a"), {"project": "p"}), Strict)
+    assert isinstance(open_tracker("strict", Curves("a"), {"project": "p"}), Strict)
     with pytest.raises(UsageError, match=r"strict could not be opened: .*'projekt'"):
-        opened("strict", Curves("a"), {"projekt": "p"})
+        open_tracker("strict", Curves("a"), {"projekt": "p"})

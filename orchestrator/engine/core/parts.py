@@ -14,8 +14,8 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from orchestrator.common.errors import UsageError, nearest
-from orchestrator.common.files import expanded
+from orchestrator.common.errors import UsageError, did_you_mean
+from orchestrator.common.files import expand_home
 from orchestrator.config.schema import Config, TrainingConfig
 from orchestrator.engine.core import settings
 from orchestrator.engine.core.kept import AuxiliaryState
@@ -223,7 +223,7 @@ def filler(
 
 
 def as_path(directory: str | Path) -> Path:
-    return Path(expanded(directory)).absolute()
+    return Path(expand_home(directory)).absolute()
 
 
 # -- one model, or several by name -----------------------------------------------------------------
@@ -260,7 +260,7 @@ def refuse_unknown_names(optimizers: Mapping[str, Any], given: TrainerSettings) 
             if name not in optimizers:
                 raise UsageError(
                     f"{what}= has {name!r}, and no optimizer has that name"
-                    f"{nearest(str(name), [*optimizers])}",
+                    f"{did_you_mean(str(name), [*optimizers])}",
                     f"the optimizers are {', '.join(filter(None, optimizers)) or 'one, unnamed'}",
                 )
     if given.every and all(given.every.get(name, 1) > 1 for name in optimizers):

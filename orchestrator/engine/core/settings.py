@@ -18,7 +18,7 @@ import torch
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import Say, plural
 from orchestrator.config import parse
-from orchestrator.config.parse import bounded, one_of
+from orchestrator.config.parse import check_bounds, one_of
 from orchestrator.config.schema import SHARDED, Config, TrainingConfig, best_metric
 from orchestrator.engine.core.stopping import Duration, Limit, TrainingRequest, parse_period
 from orchestrator.engine.data.batch import Batches
@@ -154,7 +154,7 @@ def trainer_config(given: TrainerSettings) -> Config:
     """Return the engine's config for a Trainer's arguments."""
     keys = given.config or {}
     refuse_unread(keys)
-    bounded("log_every", given.log_every, least=1)
+    check_bounds("log_every", given.log_every, least=1)
     strategy = given.strategy
     if strategy == "auto":
         raise UsageError(
@@ -177,7 +177,7 @@ def trainer_config(given: TrainerSettings) -> Config:
     }
     for section, values in keys.items():
         merged[section] = {**merged.get(section, {}), **values}
-    return parse.build(Config, merged)
+    return parse.build_dataclass(Config, merged)
 
 
 def one_for_all(value: Each) -> float | None:
@@ -206,7 +206,7 @@ def of_launch() -> Config | None:
     if not run:
         return None
     spec = json.loads(Path(run, "spec.json").read_text(encoding="ascii"))
-    return parse.build(Config, spec["config"])
+    return parse.build_dataclass(Config, spec["config"])
 
 
 def outputs_directory() -> Path | None:
@@ -280,9 +280,9 @@ def request_of(
     `keys` holds the config keys that the program has set itself. A Trainer saves at the end only if
     an argument or such a key asks for checkpoints; the built-in engine follows its config.
     """
-    bounded("epochs", epochs, least=1)
-    bounded("patience", patience, least=1)
-    bounded("keep", keep, least=1)
+    check_bounds("epochs", epochs, least=1)
+    check_bounds("patience", patience, least=1)
+    check_bounds("keep", keep, least=1)
     checkpoint, training = config.checkpoint, config.training
     set_keys = keys.get("checkpoint", {})
     limits = limits_of(training, parse_period("max_period", max_period))

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.common import text
-from orchestrator.common.errors import UsageError, nearest
+from orchestrator.common.errors import UsageError, did_you_mean
 from orchestrator.config.schema import best_metric
 from orchestrator.engine.ranks import ranks
 
@@ -152,7 +152,9 @@ def parse_period(name: str, period: str | None) -> Duration | None:
     if count := COUNTS.get(unit.lower().removesuffix("s")):
         return Duration(amount, count)
     known = ["seconds", "minutes", "hours", "days", "epochs", "steps"]
-    raise UsageError(f"{name} is {period!r}: {unit!r} is not a unit{nearest(unit.lower(), known)}")
+    raise UsageError(
+        f"{name} is {period!r}: {unit!r} is not a unit{did_you_mean(unit.lower(), known)}"
+    )
 
 
 Metrics = dict[str, float]

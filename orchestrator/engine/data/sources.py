@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from orchestrator.common.errors import CheckFailed, UsageError
-from orchestrator.common.files import expanded
+from orchestrator.common.files import expand_home
 from orchestrator.config.schema import Config, ModelConfig
 from orchestrator.engine.data import tokens
 from orchestrator.engine.data.batch import Batches, Micro, ignore_signals
@@ -47,9 +47,9 @@ def sources(config: Config) -> tuple[Source, Source | None]:
         evaluates = config.training.eval_steps or config.training.eval_seconds
         train = user_source(config, "train")
         return train, user_source(config, "eval") if evaluates else None
-    whole = source(config, expanded(data.path or ""))
+    whole = source(config, expand_home(data.path or ""))
     if data.eval_path is not None:
-        return whole, source(config, expanded(data.eval_path))
+        return whole, source(config, expand_home(data.eval_path))
     return split(whole, data.eval_fraction)
 
 

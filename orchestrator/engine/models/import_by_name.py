@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from orchestrator.common.errors import UsageError, nearest
+from orchestrator.common.errors import UsageError, did_you_mean
 
 
 def function(key: str, target: str) -> Callable[..., Any]:
@@ -33,7 +33,7 @@ def function(key: str, target: str) -> Callable[..., Any]:
         known = [word for word in dir(error.obj) if callable(getattr(error.obj, word, None))]
         raise UsageError(
             f"{key} is {target!r}, but {module.__file__ or name} defines no {attribute!r}"
-            + nearest(str(error.name), known)
+            + did_you_mean(str(error.name), known)
         ) from None
     if not callable(found):
         raise UsageError(

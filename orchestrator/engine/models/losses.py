@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 
-from orchestrator.common.errors import CheckFailed, UsageError, nearest
+from orchestrator.common.errors import CheckFailed, UsageError, did_you_mean
 from orchestrator.engine.models.import_by_name import kind
 from orchestrator.engine.models.nested import is_tensor, mapped
 
@@ -247,7 +247,7 @@ def refuse_other_optimizers(names: Sequence[str], result: Any, known: Sequence[s
     elif unknown := [name for name in result if name not in known]:
         what = (
             f"the step gives a loss of {unknown[0]!r}, and no optimizer has that name"
-            f"{nearest(str(unknown[0]), known)}"
+            f"{did_you_mean(str(unknown[0]), known)}"
         )
     elif lacking := [name for name in names if result.get(name) is None]:
         what = f"the step gives no loss of {lacking[0]!r}, which is an optimizer"

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from orchestrator.common import files
-from orchestrator.common.text import duration
+from orchestrator.common.text import format_duration
 from orchestrator.records.metrics import trainers
 
 # -- memory ---------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class MetricsFile:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 kept = _lines_up_to(self._path, self._after) if self._after else b""
                 # A full disk must not leave half of the earlier lines, so this is atomic.
-                files.replace(self._path, kept)
+                files.replace_file(self._path, kept)
                 self._file = self._path.open("ab", buffering=0)
             if files.append_lines(self._file.fileno(), line) < len(line):
                 raise OSError("there is no room for a line")
@@ -181,7 +181,7 @@ def progress(
         parts.append(f"mfu {record['mfu']:.1%}")
     # There is no estimate after the first step and after the last.
     if seconds := round(eta_seconds or 0.0):
-        parts.append(f"{duration(seconds)} left")
+        parts.append(f"{format_duration(seconds)} left")
     if record.get("skipped_steps"):
         parts.append(f"{record['skipped_steps']:.0f} skipped")
     return "  ".join(parts)

@@ -23,7 +23,7 @@ from orchestrator.common import files
 from orchestrator.common.text import Say
 from orchestrator.config.schema import ProfilingConfig
 from orchestrator.engine.ranks.ranks import Ranks, gather
-from orchestrator.protocol.message import Nonsense, decode, encode, parse
+from orchestrator.protocol.message import Nonsense, decode_value, encode_value, parse_object
 from orchestrator.protocol.requests import follow as asked
 from orchestrator.protocol.requests.follow import ProfileAnswer, ProfileRequest
 
@@ -235,7 +235,7 @@ class ProfileRequests:
             return 0
         try:
             with files.open_plain(self.path) as file:
-                request = decode(ProfileRequest, parse(file.read(1 << 12)), newer=True)
+                request = decode_value(ProfileRequest, parse_object(file.read(1 << 12)), newer=True)
             if time.time() - self.path.stat().st_mtime < asked.PATIENCE_SECONDS:
                 self.request = request
                 # The node accepts no other request while the file or this answer is there.
@@ -259,6 +259,6 @@ class ProfileRequests:
             id=self.request.id, state=state, first=first, last=last, directory=directory, text=text
         )
         with contextlib.suppress(OSError):
-            files.replace(self.run / asked.ANSWER_FILE, json.dumps(encode(reply)))
+            files.replace_file(self.run / asked.ANSWER_FILE, json.dumps(encode_value(reply)))
         if state in (asked.WRITTEN, asked.FAILED):
             self.request = None

@@ -17,7 +17,14 @@ from typing import Any
 from orchestrator.common.errors import UsageError
 from orchestrator.config.parse import one_of
 from orchestrator.engine.ranks.ranks import Ranks, together
-from orchestrator.trackers.known import KNOWN, Curves, Sending, Tracker, module, opened
+from orchestrator.trackers.known import (
+    KNOWN,
+    Curves,
+    Sending,
+    Tracker,
+    import_tracker,
+    open_tracker,
+)
 
 # The longest wait for the trackers to open.
 OPEN_SECONDS = 10.0
@@ -59,7 +66,7 @@ class Trackers:
         for tracker in self.wanted:
             if isinstance(tracker, str):
                 one_of("a tracker", tracker, tuple(KNOWN))
-                module(KNOWN[tracker].package, KNOWN[tracker].imports)
+                import_tracker(KNOWN[tracker].package, KNOWN[tracker].imports)
             elif callable(getattr(tracker, "log", None)) and callable(
                 getattr(tracker, "close", None)
             ):
@@ -76,7 +83,7 @@ class Trackers:
         options = self.wanted if isinstance(self.wanted, Mapping) else {}
         assert self.named is not None
         for name in (tracker for tracker in self.wanted if isinstance(tracker, str)):
-            opens = partial(opened, name, curves, options.get(name) or {})
+            opens = partial(open_tracker, name, curves, options.get(name) or {})
             self.named.append(Sending(name, opens, self.say))
         end = time.monotonic() + OPEN_SECONDS
         for sending in self.named:

@@ -263,13 +263,13 @@ def take_place() -> None:
     """Set a rank's variables for a task of srun, unless torchrun or the user has set RANK."""
     if "RANK" in os.environ:
         return
-    task = slurm_environment.task(os.environ)
+    task = slurm_environment.read_task(os.environ)
     if task is None:
         tasks = slurm_environment.alone_by_mistake(os.environ)
         if tasks:
             say_once(f"this process runs alone; to start all {tasks} tasks, put srun before python")
         return
-    variables = slurm_environment.variables(task, os.environ)
+    variables = slurm_environment.torch_variables(task, os.environ)
     if task.world > 1:
         variables["MASTER_ADDR"] = address_of(variables["MASTER_ADDR"])
     os.environ.update(variables)

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed, JobFailed
 from orchestrator.common.files import AS_USUAL
-from orchestrator.common.files import replace as write_file
+from orchestrator.common.files import replace_file as write_file
 from orchestrator.common.text import Say, plural
 from orchestrator.config import schema
 from orchestrator.engine.ranks.ranks import Ranks, gather, say_once, together
@@ -221,7 +221,7 @@ class Checkpoints:
         elif self.this_save:
             step, size, seconds = self.this_save
             self.say(
-                f"saved step {step}: {text.size(size)} in {seconds:.2f} s; training waited"
+                f"saved step {step}: {text.format_bytes(size)} in {seconds:.2f} s; training waited"
                 f" {self.stalled * 1e3:,.0f} ms"
             )
             self.saved.append(self.this_save)

@@ -303,8 +303,8 @@ class Loading:
             free = shutil.disk_usage(room).free
             if size > free:
                 return (
-                    f"{self.shown} is not loaded: {text.size(size)} from other nodes do not fit"
-                    f" in {room} ({text.size(free)})"
+                    f"{self.shown} is not loaded: {text.format_bytes(size)} from other nodes do not"
+                    f" fit in {room} ({text.format_bytes(free)})"
                 )
             for path in own.iterdir() if own is not None else ():
                 (self.brought / path.name).unlink(missing_ok=True)
@@ -321,13 +321,13 @@ class Loading:
         return f"step {self.candidate.step}{place}"
 
     def _say_loaded(self, loaded: Checkpoint, seconds: float) -> None:
-        size = text.size(sum(record.size for record in loaded.files.values()))
+        size = text.format_bytes(sum(record.size for record in loaded.files.values()))
         place = (
             f"memory ({self.brought.parent.parent})" if self.candidate.in_memory else loaded.path
         )
         comment = saved_by(loaded.progress, loaded.created)
         if self.travelled or not self.shared:
-            comment += f"; {text.size(self.travelled)} came from other nodes"
+            comment += f"; {text.format_bytes(self.travelled)} came from other nodes"
         self.target.say(
             f"resuming after step {loaded.step}, from {place}: {size} verified and read"
             f" in {seconds:.2f} s; {comment}"

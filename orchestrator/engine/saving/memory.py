@@ -148,14 +148,16 @@ class Memory(Checkpoints):
         free = min(shutil.disk_usage(self.directory).free, free_host_memory() - parts[node])
         if need > (free + bytes_in(self.directory)) * (1 - KEPT_FREE):
             return (
-                f"two states of this node's ranks take {text.size(need)} of memory in"
-                f" {self.directory.parent}, and {text.size(max(0, free))} are free on {host}"
+                f"two states of this node's ranks take {text.format_bytes(need)} of memory in"
+                f" {self.directory.parent}, and {text.format_bytes(max(0, free))} are free on"
+                f" {host}"
             )
         often = {None: f"for at most {COST:.0%} of the time", 1: "every step"}
         copied = ", with a copy of the node before it" if self.writers.apart else ""
         self.say(
             f"checkpoint in memory {often.get(self.every, f'every {self.every} steps')}: up to"
-            f" {text.size(need)} per node for two states, in {self.directory.parent}{copied}"
+            f" {text.format_bytes(need)} per node for two states, in"
+            f" {self.directory.parent}{copied}"
         )
         return ""
 

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.common.errors import CheckFailed, JobFailed
-from orchestrator.common.files import AS_USUAL, replacing, sync_directory
+from orchestrator.common.files import AS_USUAL, open_replacement, sync_directory
 from orchestrator.engine.ranks.ranks import Ranks, gather, together
 from orchestrator.engine.saving.reader import METADATA, first_cause
 from orchestrator.engine.saving.writer import ALIKE
@@ -186,7 +186,7 @@ class Incoming:
         self.file: BinaryIO | None = None
         self.opened = contextlib.ExitStack()
         with self._noted():
-            new = replacing(self.path, AS_USUAL & ~0o022)
+            new = open_replacement(self.path, AS_USUAL & ~0o022)
             self.file = self.opened.enter_context(new)
 
     @contextlib.contextmanager
@@ -216,7 +216,7 @@ class Incoming:
         with self._noted():
             with self.opened:
                 if self.problem:
-                    # The error makes replacing() remove the new file.
+                    # The error makes open_replacement() remove the new file.
                     raise OSError(self.problem)
             sync_directory(self.path.parent)
         return self.problem

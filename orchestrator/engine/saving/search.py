@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
-from orchestrator.common.permissions import others
+from orchestrator.common.permissions import other_writers
 from orchestrator.common.text import Say
 from orchestrator.engine.ranks.ranks import Ranks, gather
 from orchestrator.engine.saving.nodes import SEEN_WITHIN_SECONDS
@@ -98,7 +98,7 @@ def unfit(where: Path) -> str:
         return f"{where}: {error.strerror}"
     if not where.is_dir() or where.is_symlink():
         return f"{where} is not a directory"
-    who = others(status)
+    who = other_writers(status)
     return f"{where} {who}" if who else ""
 
 

@@ -96,7 +96,7 @@ def refuse_unknown_kind(model: nn.Module, path: Path) -> None:
 
 def _write(model: nn.Module, path: Path, state: dict[str, Any], step: int) -> None:
     if path.suffix in TORCH:
-        with files.replacing(path, files.AS_USUAL) as file:
+        with files.open_replacement(path, files.AS_USUAL) as file:
             torch.save(state, file)
     elif path.suffix:
         write(path, state, step)
@@ -122,7 +122,7 @@ def write(path: Path, state: Mapping[str, Any], step: int) -> None:
             f"a tensor is {error.args[0]}, which safetensors files cannot hold",
             'save("NAME.pt") can',
         ) from None
-    with files.replacing(path, files.AS_USUAL) as file:
+    with files.open_replacement(path, files.AS_USUAL) as file:
         file.write(content)
 
 
@@ -131,7 +131,7 @@ def write(path: Path, state: Mapping[str, Any], step: int) -> None:
 
 def write_texts(directory: Path, texts: Mapping[str, str]) -> None:
     for name, text in texts.items():
-        files.replace(directory / name, text, files.AS_USUAL)
+        files.replace_file(directory / name, text, files.AS_USUAL)
 
 
 def configs_of(model: Any, class_name: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from orchestrator.common.errors import UsageError, nearest
+from orchestrator.common.errors import UsageError, did_you_mean
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.ranks import Ranks
 
@@ -42,7 +42,7 @@ def blocks_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
         if name not in names:
             raise UsageError(
                 f"fsdp.wrap names {name!r}, but the model has no module of that class"
-                f"{nearest(name, sorted(names))}"
+                f"{did_you_mean(name, sorted(names))}"
             )
     return [module for module in model.modules() if type(module).__name__ in wrap]
 

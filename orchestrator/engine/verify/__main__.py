@@ -108,7 +108,7 @@ def link_speed() -> float | None:
 
 def in_words(wrong: list[dict[str, Any]]) -> str:
     first = wrong[0]
-    size = text.size(first["bytes"], binary=True)
+    size = text.format_bytes(first["bytes"], binary=True)
     more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
     return (
         f"{first['collective']} of {size} gave rank {first['rank']} a wrong result: element"
@@ -122,7 +122,7 @@ def write(ranks: Ranks, report: dict[str, Any]) -> None:
     if ranks.rank == 0 and experiment:
         path = Path(experiment, "outputs", "verify.json")
         path.parent.mkdir(parents=True, exist_ok=True)
-        files.replace(path, json.dumps(report))
+        files.replace_file(path, json.dumps(report))
 
 
 if __name__ == "__main__":

@@ -215,6 +215,8 @@ def line(name: str, rows: list[dict[str, Any]]) -> str:
     if not rows:
         return f"{name}: no memory for any size"
     best = max(rows, key=lambda row: float(row["busbw"]))
-    least, at, most = (text.size(row["bytes"], binary=True) for row in (rows[0], best, rows[-1]))
+    least, at, most = (
+        text.format_bytes(row["bytes"], binary=True) for row in (rows[0], best, rows[-1])
+    )
     first = f"{least} in {1e6 * rows[0]['seconds']:,.0f} us"
     return f"{name}: {first}, best {8e-9 * best['busbw']:.3g} Gb/s at {at}, up to {most}"

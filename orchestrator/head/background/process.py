@@ -206,4 +206,4 @@ def serve(do: Callable[..., None], arguments: dict[str, Any]) -> NoReturn:
     except BaseException:  # noqa: BLE001
         sys.excepthook(*sys.exc_info())
     sys.stdout.flush()
-    interrupt.leave(0)
+    interrupt.exit_at_once(0)

@@ -60,7 +60,7 @@ CHECKPOINTS: Table[Checkpoint] = Table(
     (
         Column("step", lambda one: str(one.step), right=True),
         Column("when", lambda one: when(one) if one.files else "-"),
-        Column("size", lambda one: text.size(one.size) if one.files else "-", right=True),
+        Column("size", lambda one: text.format_bytes(one.size) if one.files else "-", right=True),
         Column("world", lambda one: str(one.world) if one.files else "-", right=True),
         Column("state", state_of),
     )
@@ -93,7 +93,7 @@ def verify(where: Where, experiment: str | None) -> int:
         damaged = damaged or bool(problems)
         newest = newest if problems or newest else checkpoint
         results.append({**about(checkpoint), "problems": problems})
-        took = f"{text.size(checkpoint.size)} in {time.monotonic() - began:.1f} s"
+        took = f"{text.format_bytes(checkpoint.size)} in {time.monotonic() - began:.1f} s"
         output.write_out(
             f"step {checkpoint.step}: " + ("DAMAGED" if problems else f"good ({took})")
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.common import files, logs
 from orchestrator.common.errors import EXIT_DONE, EXIT_STOPPED, OrchestratorError, UsageError
-from orchestrator.common.text import duration, plural
+from orchestrator.common.text import format_duration, plural
 from orchestrator.config.launch import View, Where
 from orchestrator.head.background.process import Background, Hears, Pipe
 from orchestrator.head.follow import verdict
@@ -150,7 +150,7 @@ def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None 
     assert record.ended is not None and record.exit_code is not None
     log.info("the job has ended: %s, exit code %d", record.state, record.exit_code)
     cause = record.verdict
-    lines = [f"{state_of(record)} after {duration(record.ended - record.started)}"]
+    lines = [f"{state_of(record)} after {format_duration(record.ended - record.started)}"]
     if words := goodput.in_words({} if screen is None else record.goodput):
         lines[0] += f" ({words})"
     if cause is None or record.state == "stopped":
@@ -190,7 +190,10 @@ def closing(experiment: Experiment, record: JobRecord) -> list[str]:
     """Return two lines: the experiment's directory, and the command that usually follows."""
     word = "rerun" if record.state == "stopped" else "report"
     name = shlex.quote(experiment.name)
-    return [f"  where: {output.path(experiment.path)}", f"  next:  orchestrator {word} {name}"]
+    return [
+        f"  where: {output.path(experiment.path)}",
+        f"  next:  orchestrator {word} {name}",
+    ]
 
 
 def state_of(record: JobRecord) -> str:
@@ -261,7 +264,7 @@ def take_up(
     An `attach` takes the job over from this head. With `on_purpose`, the previous head left the
     job running deliberately, and the job does not depend on this head.
     """
-    logs.hold()
+    logs.hold_lines()
     keys = Pipe()
     job = find_job(where, experiment)
     place = {"place": str(job.experiment.path), "pid": os.getpid()}
@@ -305,7 +308,7 @@ def speak_into(experiment: Experiment) -> None:
 
 
 def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
-    logs.hold()
+    logs.hold_lines()
     job = find_job(where, wanted)
     experiment = job.experiment
     if job.record.over:

@@ -185,7 +185,7 @@ def keep(experiment: Experiment, node: NodeRecord, lines: SystemLines) -> None:
     for kind, text in (("supervisor", lines.supervisor), ("server", lines.server)):
         # An empty answer, such as from a node that was pruned, must not erase the lines kept here.
         if text:
-            files.replace(system_file(experiment, node, kind), hiding.redacted_text(text))
+            files.replace_file(system_file(experiment, node, kind), hiding.redacted_text(text))
 
 
 def show_files(title: str, paths: Sequence[Path], last: int | None) -> None:

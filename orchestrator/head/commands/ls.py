@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from orchestrator.common.errors import EXIT_DONE
-from orchestrator.common.text import duration, plural
+from orchestrator.common.text import format_duration, plural
 from orchestrator.config.launch import Where
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.status import row, status
 from orchestrator.head.status.row import Row
-from orchestrator.protocol.message import encode
+from orchestrator.protocol.message import encode_value
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import progress
@@ -42,11 +42,11 @@ def loss_of(row: Row) -> Cell:
 
 def left_of(row: Row) -> str:
     known = row.ended is None and row.progress.left is not None
-    return duration(round(row.progress.left or 0.0)) if known else "-"
+    return format_duration(round(row.progress.left or 0.0)) if known else "-"
 
 
 def age_of(row: Row) -> str:
-    return duration(max(1, round(time.time() - row.started))) if row.started else "-"
+    return format_duration(max(1, round(time.time() - row.started))) if row.started else "-"
 
 
 def note_of(row: Row) -> str:
@@ -93,7 +93,7 @@ def ls(where: Where, *, running: bool, every: bool, tags: Sequence[str] = ()) ->
             lines.append(f"and {plural(more, 'older job')}: orchestrator ls --all")
         return "\n".join(lines)
 
-    output.result([encode(row) for row in rows], words)
+    output.result([encode_value(row) for row in rows], words)
     return EXIT_DONE
 
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED, UsageError
-from orchestrator.common.text import parse_seconds, plural, size
+from orchestrator.common.text import format_bytes, parse_seconds, plural
 from orchestrator.config.launch import Where
 from orchestrator.head.prune.removal import (
     FAILED,
@@ -119,17 +119,20 @@ def show(entries: Sequence[PruneEntry], leftovers: Sequence[Removable], removal:
         for entry in going:
             state = shown_name(entry.record.state)
             cell = state, styles.STATES.get(state, "")
-            rows.append([shown_name(entry.name), cell, clock(entry)[:16], size(entry.size)])
+            rows.append([shown_name(entry.name), cell, clock(entry)[:16], format_bytes(entry.size)])
         write_out(output.table(rows, output.terminal(), right={3}, headed=True))
     for one in leftovers:
-        write_out(f"{shown_name(one.name)}: left by a prune that was interrupted, {size(one.size)}")
+        write_out(
+            f"{shown_name(one.name)}: left by a prune that was interrupted,"
+            f" {format_bytes(one.size)}"
+        )
     for entry in entries:
         if entry.action == FAILED or entry.busy:
             word = "cannot be removed" if entry.action == FAILED else "kept"
             write_out(f"{word}: {shown_name(entry.name)}: {entry.reason}")
     for node, reason in removal.unreached.items():
         write_out(f"not reached: {shown_name(node)}: {reason}")
-    total = size(sum(one.size for one in (*going, *leftovers)))
+    total = format_bytes(sum(one.size for one in (*going, *leftovers)))
     none = (
         f"nothing to remove: {plural(len(entries), 'experiment')}"
         f" in {shown_name(removal.directory)}"
@@ -148,9 +151,9 @@ def conclude(going: Sequence[Removable], removal: Removal) -> None:
             word = "kept" if one.action == KEPT else "NOT REMOVED"
             write_out(f"{word}: {shown_name(one.name)}: {one.reason}")
     gone = sum(isinstance(one, PruneEntry) and one.action == REMOVED for one in going)
-    summary = f"removed {plural(gone, 'experiment')}, {size(freed(going))} freed"
+    summary = f"removed {plural(gone, 'experiment')}, {format_bytes(freed(going))} freed"
     if removal.on_nodes:
-        summary += f" here and {size(removal.freed_on_nodes)} on their nodes"
+        summary += f" here and {format_bytes(removal.freed_on_nodes)} on their nodes"
     elif gone:
         summary += "; what they left on their nodes stays there (--on-nodes removes that too)"
     write_out(summary)

@@ -49,7 +49,7 @@ def rerun(
     origin = Origin(experiment.name, directory, manifest.get("code"))
     arguments = changed(arguments, where, env, origin, experiment)
     arguments = replace(arguments, overrides=tuple(overrides), detach=detach)
-    config = load.load(arguments.config_file, arguments.overrides)
+    config = load.load_config(arguments.config_file, arguments.overrides)
     refuse_hidden(config)
     with code_of(experiment, manifest, directory) as workdir:
         os.chdir(workdir)

@@ -16,7 +16,7 @@ from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.status import status
 from orchestrator.head.status.status import find_job, without_record
-from orchestrator.protocol.message import encode
+from orchestrator.protocol.message import encode_value
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import Receipt
 
@@ -59,7 +59,7 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> StopResult
         return StopResult(record, None)
     job.experiment.check_launched(record)
     words = "process %d stops the job on %d nodes; grace %g s"
-    logs.note(job.experiment.head_log, __name__, words, os.getpid(), len(nodes), grace)
+    logs.append_line(job.experiment.head_log, __name__, words, os.getpid(), len(nodes), grace)
     if record.launch.max_restarts and not record.over:
         job.experiment.forbid_restarts()
     receipts = stopping.stop_job(job.transport, record, nodes, grace)
@@ -75,7 +75,7 @@ def note_in(experiment: Experiment, receipts: Sequence[Receipt]) -> None:
     """Append the receipt of each node to a job's head.log."""
     for receipt in receipts:
         words = receipt.error or stopping.described(receipt)
-        logs.note(experiment.head_log, __name__, "%s: %s", receipt.node, words)
+        logs.append_line(experiment.head_log, __name__, "%s: %s", receipt.node, words)
 
 
 def stop(where: Where, wanted: str | None, *, grace: float | None) -> int:
@@ -112,7 +112,7 @@ def emergency_stop(
     if dry_run or asks:
         alive = everywhere(only_show=True)
         words = stopping.preview(alive, where.experiments)
-        output.result(encode(alive), lambda _: words)
+        output.result(encode_value(alive), lambda _: words)
         if dry_run:
             return EXIT_NODE if any(receipt.error for receipt in alive) else EXIT_DONE
         if any(receipt.left for receipt in alive) and not output.agreed("end all of these?"):
@@ -123,6 +123,6 @@ def emergency_stop(
 
 
 def show_receipts(receipts: list[Receipt]) -> int:
-    data = encode(receipts)
+    data = encode_value(receipts)
     output.result(data, lambda _: stopping.to_text(receipts))
     return stopping.exit_code(receipts)

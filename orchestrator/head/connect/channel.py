@@ -18,7 +18,7 @@ from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.library import installer, library, packed_library
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import HEADER, JSON, PIECE
-from orchestrator.protocol.message import Message, Nonsense, decode, parse
+from orchestrator.protocol.message import Message, Nonsense, decode_value, parse_object
 from orchestrator.protocol.requests.request import (
     ROUTINE,
     Answered,
@@ -187,7 +187,7 @@ class NodeChannel:
         if request.do not in ROUTINE:
             log.debug("%s: is asked %s (%d)", self.name, request.do, self.count)
         text = frame_of_request(self.count, request).encode("ascii")
-        self._send(frames.header(JSON, len(text)) + text)
+        self._send(frames.frame_header(JSON, len(text)) + text)
         return self.count
 
     def beat(self) -> None:
@@ -214,7 +214,7 @@ class NodeChannel:
         if request.do not in ROUTINE:
             log.debug("%s: answers %s (%d)", self.name, request.do, answer.id)
         try:
-            known = decode(request.answer, answer.ok, ahead=self.clock.offset)
+            known = decode_value(request.answer, answer.ok, ahead=self.clock.offset)
         except Nonsense as error:
             raise nonsense(error) from error
         if isinstance(known, Clock):
@@ -232,7 +232,7 @@ class NodeChannel:
         self.channel.settimeout(timeout)
         for at in range(0, len(data), STEP_BYTES):
             piece = data[at : at + STEP_BYTES]
-            self.put_frame(frames.header(PIECE, len(piece)) + piece)
+            self.put_frame(frames.frame_header(PIECE, len(piece)) + piece)
 
     def put_frame(self, frame: bytes) -> None:
         with self.sending:
@@ -312,6 +312,6 @@ class NodeChannel:
 
 def read_message(data: bytes) -> Incoming:
     try:
-        return read_incoming(parse(data))
+        return read_incoming(parse_object(data))
     except Nonsense as error:
         raise nonsense(error) from error

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from orchestrator.common import text
-from orchestrator.common.hosts import listed
+from orchestrator.common.hosts import join_names
 from orchestrator.head.doctor.findings import (
     BAD,
     WARN,
@@ -37,7 +37,7 @@ THERE = "as root there, in /etc/security/limits.conf; then log in again"
 
 def memory(count: float) -> str:
     """Return a number of bytes as text in binary units."""
-    return text.size(count, binary=True)
+    return text.format_bytes(count, binary=True)
 
 
 def on(node: Examined, *words: str) -> str:
@@ -71,7 +71,9 @@ def torch(case: Case) -> Iterator[Finding]:
     most, others = odd_values(releases)
     if lacking:
         of_python = by_value((name, facts.python) for name, facts in lacking.items())
-        what = "; ".join(f"{listed(who)}: {path} has no torch" for path, who in of_python.items())
+        what = "; ".join(
+            f"{join_names(who)}: {path} has no torch" for path, who in of_python.items()
+        )
         yield Finding(BAD, tuple(lacking), what, how_to_get_torch(lacking, most or ""))
     fix = "on these nodes: python -m pip install torch=={most}"
     yield from unequal(BAD, "torch", releases, fix)
@@ -210,7 +212,7 @@ def busy(case: Case) -> Iterator[Finding]:
         holders = checkup.holders or ()
         users = by_value((holder, holder.user or "an unknown user") for holder in holders)
         for user, theirs in sorted(users.items()):
-            pids = listed([str(holder.pid) for holder in theirs])
+            pids = join_names([str(holder.pid) for holder in theirs])
             jobs = sorted({holder.job for holder in theirs if holder.job})
             what = f"{user} holds {memory(sum(holder.used or 0 for holder in theirs))} on its GPUs"
             what += f" (PID {pids})" + (f", job {', '.join(jobs)}" if jobs else "")

@@ -7,8 +7,17 @@ from collections import Counter
 from collections.abc import Iterator
 
 from orchestrator.common import text
-from orchestrator.common.hosts import is_loopback, listed
-from orchestrator.head.doctor.findings import BAD, WARN, Case, Examined, Finding, bad, unequal, warn
+from orchestrator.common.hosts import is_loopback, join_names
+from orchestrator.head.doctor.findings import (
+    BAD,
+    WARN,
+    Case,
+    Examined,
+    Finding,
+    bad,
+    unequal,
+    warn,
+)
 from orchestrator.head.plan import nccl_transport
 from orchestrator.protocol.requests.machine import LARGE_LOST
 
@@ -51,8 +60,8 @@ def net(case: Case) -> Iterator[Finding]:
     # Unequal speeds have a finding of their own, above.
     if len(case.seen) > 1 and speeds and max(speeds.values()) <= SLOW and not uses_cards(case):
         speed = min(speeds.values())
-        what = f"the nodes meet over {speed / 1000:g} Gb/s (on {listed(list(speeds))}):"
-        what += f" 100 million gradients take {text.duration(GRADIENTS / speed)} a step"
+        what = f"the nodes meet over {speed / 1000:g} Gb/s (on {join_names(list(speeds))}):"
+        what += f" 100 million gradients take {text.format_duration(GRADIENTS / speed)} a step"
         yield Finding(WARN, tuple(speeds), what, SLOW_FIX)
 
 
@@ -82,7 +91,7 @@ def mtu(case: Case) -> Iterator[Finding]:
     pairs = sorted({(min(a, b), max(a, b)) for a, b, _ in lost})
     if pairs:
         nodes = sorted({name for pair in pairs for name in pair})
-        shown = listed([f"{one} and {other}" for one, other in pairs])
+        shown = join_names([f"{one} and {other}" for one, other in pairs])
         mtus = ", ".join(f"{sizes[name]} on {name}" for name in nodes[:4] if name in sizes)
         yield Finding(
             BAD, tuple(nodes), f"between {shown} {LARGE_LOST} (MTU {mtus})", TOO_LARGE_FIX
@@ -151,5 +160,5 @@ def names(case: Case) -> Iterator[Finding]:
         strange = [name for name in resolved if name not in own]
         if strange:
             fix = f"fix /etc/hosts on {node.name}: programs that ask for their own address get this"
-            what = f"its own name resolves to {listed(strange)}, which it does not have"
+            what = f"its own name resolves to {join_names(strange)}, which it does not have"
             yield warn(node, what, fix)

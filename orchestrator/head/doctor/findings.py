@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.common.hosts import listed
+from orchestrator.common.hosts import join_names
 from orchestrator.head.nodes.facts import Facts, by_value
 from orchestrator.head.plan.model import NodeAddress
 from orchestrator.head.screen.failures import for_all
@@ -115,7 +115,7 @@ def folded(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     alike = by_value((f, (f.level, f.what, () if f.own else f.nodes)) for f in findings)
     for (level, what, nodes), same in alike.items():
         names = nodes or tuple(dict.fromkeys(name for each in same for name in each.nodes))
-        words = f"{listed(names)}: {what}" if same[0].own else what
+        words = f"{join_names(names)}: {what}" if same[0].own else what
         yield Finding(level, names, words, for_all([each.fix for each in same]), check)
 
 
@@ -134,5 +134,7 @@ def unequal(
     """Yield a finding for each value that most nodes do not have; `fix` may name {most}."""
     most, others = odd_values(values)
     for value, names in others.items():
-        sentence = f"{what}: {value or 'none'} on {listed(names)}, {most or 'none'} on the others"
+        sentence = (
+            f"{what}: {value or 'none'} on {join_names(names)}, {most or 'none'} on the others"
+        )
         yield Finding(level, tuple(names), sentence, fix.format(most=most))

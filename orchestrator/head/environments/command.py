@@ -18,7 +18,7 @@ from orchestrator.common.errors import (
     NodeError,
     OrchestratorError,
 )
-from orchestrator.common.text import plural, size
+from orchestrator.common.text import format_bytes, plural
 from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
@@ -174,7 +174,10 @@ def make_alike(
     with ProgressBar("resolving and downloading"):
         directory = wheels.wheels_for(kind, sources)
     tree = of_files(directory, lambda path: 0o755 if path.name == "uv" else 0o644)
-    say(f"{plural(len(nodes), 'node')} ({kind}): {plural(tree.files, 'file')}, {size(tree.size)}")
+    say(
+        f"{plural(len(nodes), 'node')} ({kind}): {plural(tree.files, 'file')},"
+        f" {format_bytes(tree.size)}"
+    )
     places = [RemoteDir(kind=STORE)] * len(nodes)
     with ProgressBar("sending packages", tree.size * len(nodes)) as progress:
         sent = send_to_all([node.channel for node in nodes], places, tree, progress.add)

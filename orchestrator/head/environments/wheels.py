@@ -107,7 +107,7 @@ def written(words: Sequence[str]) -> Path:
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
     file = cache() / "words" / name / "requirements.txt"
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    files.replace(file, text)
+    files.replace_file(file, text)
     return file
 
 

@@ -22,14 +22,14 @@ from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
-from orchestrator.common.hiding import REDACTED, hidden
-from orchestrator.common.text import duration, plural
+from orchestrator.common.hiding import REDACTED, without_secrets
+from orchestrator.common.text import format_duration, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.follow import verdict
 from orchestrator.head.screen import tracebacks
 from orchestrator.head.screen.lines import clean
 from orchestrator.head.screen.output import say
-from orchestrator.protocol.message import encode
+from orchestrator.protocol.message import encode_value
 from orchestrator.records import manifest
 from orchestrator.records.experiment import NOTIFY, Experiment, JobRecord
 from orchestrator.records.outcome import JobVerdict
@@ -133,7 +133,7 @@ class Notifier:
     def over(self, record: JobRecord) -> None:
         """Queue the event for the end of a job, or of an attempt that is followed by another."""
         kind, text, cause = ending(record)
-        self.notices.put(hidden(notice_of(kind, record, text, cause, self.tree)))
+        self.notices.put(without_secrets(notice_of(kind, record, text, cause, self.tree)))
 
     def report(self) -> None:
         """Print the first problem of each command once; the job is not affected."""
@@ -189,9 +189,9 @@ def ending(record: JobRecord) -> tuple[str, str, JobVerdict | None]:
         last = record.attempts[-1]
         at = "" if last.step is None else f" at step {last.step}"
         which = f"attempt {last.number} of at most {1 + record.launch.max_restarts} {last.state}"
-        text = f"is started again: {which} after {duration(last.ended - last.started)}{at}"
+        text = f"is started again: {which} after {format_duration(last.ended - last.started)}{at}"
         return "restart", text, last.verdict
-    seconds = duration((record.ended or 0.0) - record.started)
+    seconds = format_duration((record.ended or 0.0) - record.started)
     after = f"after {seconds} on {plural(len(record.nodes), 'node')}"
     if record.state in ("failed", "lost"):
         how = "failed" if record.state == "failed" else "lost a node"
@@ -223,5 +223,5 @@ def notice_of(
         "time": ended or time.time(),
         "head": os.uname().nodename,
         "text": text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ...",
-        "verdict": encode(cause),
+        "verdict": encode_value(cause),
     }

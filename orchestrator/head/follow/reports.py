@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 from functools import singledispatchmethod
 
-from orchestrator.common.text import size
+from orchestrator.common.text import format_bytes
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.followed_job import FollowedJob, NodeState
 from orchestrator.head.follow.job_end import Outcome
@@ -160,8 +160,8 @@ class Reports:
         # Output that the disk refused earlier is mentioned in the log itself.
         if event.lost:
             warn(
-                f"{node.who}: the last {size(event.lost)} of output are in no log: there was no"
-                " room for them on the disk of ~/.orchestrator there (`df -h ~`, `quota`)"
+                f"{node.who}: the last {format_bytes(event.lost)} of output are in no log: there"
+                " was no room for them on the disk of ~/.orchestrator there (`df -h ~`, `quota`)"
             )
         self.say_what_was_killed(node, event)
         if event.swept and self.job.end.open:

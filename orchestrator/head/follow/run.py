@@ -107,7 +107,7 @@ class Run:
         before = {number: signal.getsignal(number) for number in self.backend.signals}
         for number in before:
             signal.signal(number, lambda signum, _: self.inbox.put(signum))
-        for held in interrupt.release():
+        for held in interrupt.release_interrupts():
             self.inbox.put(held)
         try:
             with typed or Keyboard() as keys:
@@ -120,7 +120,7 @@ class Run:
             self.channels = self.open_channels()
         finally:
             # The job is over. Interrupts are held until its record is written.
-            interrupt.hold()
+            interrupt.hold_interrupts()
             for number, handler in before.items():
                 signal.signal(number, handler)
             for follower in followers:

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import EXIT_DONE, NodeError, OrchestratorError, UsageError
-from orchestrator.common.hosts import listed
-from orchestrator.common.program import typed
+from orchestrator.common.hosts import join_names
+from orchestrator.common.program import typed_command
 from orchestrator.common.text import plural
 from orchestrator.config.launch import LaunchArguments, Where, said_by_shell
 from orchestrator.head.commands.machines import nodes as commands
@@ -48,7 +48,7 @@ def init(arguments: LaunchArguments, hosts: Sequence[str], *, yes: bool) -> int:
     wanted = tuple(replace(node, **given) for node in wanted)
     seen = reach(request, config, wanted, asks)
     output.write_out(machines.MACHINES.fitted(seen, output.terminal().width).text(seen))
-    files.replace(path, machines.text_of(seen), 0o644)
+    files.replace_file(path, machines.text_of(seen), 0o644)
     say(f"wrote {output.path(path)}: {plural(len(seen), 'machine')}, {seen[0].node.name} first")
     give_torch(arguments, seen, asks)
     code = commands.doctor(arguments, full=False, hints=True)
@@ -123,7 +123,7 @@ def reach(
             if better == list(wanted):
                 return machines.look(request, nodes, wanted)
             changed = [new.name for new, old in zip(better, wanted, strict=True) if new != old]
-            say(f"another Python on {listed(changed)} has torch: the list names it")
+            say(f"another Python on {join_names(changed)} has torch: the list names it")
             wanted = better
         finally:
             for one in nodes.reached:
@@ -188,17 +188,17 @@ def copy_key(config: SshConfig, node: Node) -> None:
 def give_torch(arguments: LaunchArguments, seen: Sequence[SeenMachine], asks: bool) -> None:
     """Bootstrap the machines where torch is missing, if the user agrees."""
     lacking = [one.node.name for one in seen if not one.facts.torch]
-    command = shlex.join([*typed("orchestrator"), "bootstrap", *PACKAGES])
+    command = shlex.join([*typed_command("orchestrator"), "bootstrap", *PACKAGES])
     if not lacking:
         return
-    say(f"there is no torch on {listed(lacking)}: `{command}` makes an environment with it")
+    say(f"there is no torch on {join_names(lacking)}: `{command}` makes an environment with it")
     if not asks or output.agreed("Make it now? It downloads some gigabytes, here."):
         environments.bootstrap(arguments, PACKAGES, name="", find_links=(), index=True)
 
 
 def launch_line(where: Where) -> str:
     """Return the command that launches a script of this directory on the new list."""
-    words = typed("master_launch")
+    words = typed_command("master_launch")
     for name in ("nodes", "ssh_config"):
         value = getattr(where, name)
         if value is not None and said_by_shell(Where, name) is None:

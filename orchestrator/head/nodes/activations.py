@@ -15,9 +15,9 @@ from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
-from orchestrator.common.permissions import others
+from orchestrator.common.permissions import other_writers
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.protocol.message import Nonsense, decode, parse
+from orchestrator.protocol.message import Nonsense, decode_value, parse_object
 
 NAME = "activations.json"
 LARGEST_BYTES = 16 << 20
@@ -52,7 +52,7 @@ def read_activations() -> dict[str, str]:
     path = file()
     try:
         with files.open_plain(path) as opened:
-            problem, text = others(os.fstat(opened.fileno())), opened.read(LARGEST_BYTES)
+            problem, text = other_writers(os.fstat(opened.fileno())), opened.read(LARGEST_BYTES)
     except FileNotFoundError:
         return {}
     except OSError as error:
@@ -60,7 +60,7 @@ def read_activations() -> dict[str, str]:
     if problem:
         raise UsageError(f"{path} {problem}, and is not believed", f"look at it, then: rm {path}")
     try:
-        return decode(dict[str, str], parse(text))
+        return decode_value(dict[str, str], parse_object(text))
     except Nonsense as error:
         raise UsageError(f"{path} is not a file of ours: {error}", f"rm {path}") from error
 
@@ -73,6 +73,6 @@ def remember_activations(new: Mapping[str, str]) -> None:
         lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         with os.fdopen(lock):
             fcntl.flock(lock, fcntl.LOCK_EX)
-            files.replace(path, json.dumps({**read_activations(), **new}, indent=1) + "\n")
+            files.replace_file(path, json.dumps({**read_activations(), **new}, indent=1) + "\n")
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error

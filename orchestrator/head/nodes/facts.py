@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.common.hosts import listed
+from orchestrator.common.hosts import join_names
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import Interface
-from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.message import decode_value, encode_value
 from orchestrator.protocol.requests.machine import Probed
 
 
@@ -31,7 +31,7 @@ class Facts(Probed):
         return self.target.name
 
     def to_json(self) -> dict[str, Any]:
-        data = encode(self, nones=True)
+        data = encode_value(self, nones=True)
         del data["target"]
         return {**data, "target_kind": self.target_kind, "target_name": self.target_name}
 
@@ -39,7 +39,7 @@ class Facts(Probed):
     def from_json(cls, data: dict[str, Any]) -> Facts:
         """Return the facts that to_json() wrote."""
         target = {"kind": data.get("target_kind"), "name": data.get("target_name")}
-        return decode(cls, {**data, "target": target, "time": 0.0}, newer=True)
+        return decode_value(cls, {**data, "target": target, "time": 0.0}, newer=True)
 
     def interface(self, name: str) -> Interface | None:
         return next((interface for interface in self.interfaces if interface.name == name), None)
@@ -95,7 +95,7 @@ def release(version: str) -> tuple[int, ...] | None:
 
 
 def names(nodes: Sequence[ProbedNode]) -> str:
-    return listed([node.name for node in nodes])
+    return join_names([node.name for node in nodes])
 
 
 def by_value(values: Iterable[tuple[N, V]]) -> dict[V, list[N]]:
@@ -110,7 +110,7 @@ def said_of(words: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Yield a line for each distinct text, with its nodes, from pairs of a name and a text."""
     for each, where in by_value(words).items():
         if each:
-            yield f"{listed(where)}: {each}"
+            yield f"{join_names(where)}: {each}"
 
 
 def no_torch(nodes: Sequence[ProbedNode]) -> CheckFailed:
@@ -120,7 +120,7 @@ def no_torch(nodes: Sequence[ProbedNode]) -> CheckFailed:
     version = next((node.facts.torch for node in nodes if node.facts.torch), "")
     return CheckFailed(
         "there is no torch on: "
-        + ", ".join(f"{listed(where)} ({python})" for python, where in lacking.items()),
+        + ", ".join(f"{join_names(where)} ({python})" for python, where in lacking.items()),
         how_to_get_torch({node.name: node.facts for node in without}, version),
     )
 

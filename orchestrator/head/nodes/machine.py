@@ -11,7 +11,7 @@ from orchestrator.common.hosts import is_loopback
 from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import NO_PROBLEMS, Checkup, Gpu
-from orchestrator.protocol.message import Message, decode, encode
+from orchestrator.protocol.message import Message, decode_value, encode_value
 
 
 class MachineGpu(Message):
@@ -139,12 +139,12 @@ def networks(facts: Facts) -> tuple[MachineNetwork, ...]:
 
 
 def to_json(machine: Machine) -> dict[str, Any]:
-    data: dict[str, Any] = encode(machine, nones=True)
+    data: dict[str, Any] = encode_value(machine, nones=True)
     return data
 
 
 def from_json(data: dict[str, Any]) -> Machine:
-    return decode(Machine, data)
+    return decode_value(Machine, data)
 
 
 # -- as text --------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ def gpu_text(machine: Machine) -> str:
     kinds = Counter((gpu.model, gpu.memory) for gpu in machine.gpus)
     groups = []
     for (model, memory), count in kinds.items():
-        each = f", {text.size(memory, binary=True)} each" if memory else ""
+        each = f", {text.format_bytes(memory, binary=True)} each" if memory else ""
         groups.append(f"{count} x {model}{each}")
     described = "; ".join(groups)
     if machine.gpu_count and machine.gpu_count != len(machine.gpus):
@@ -181,7 +181,7 @@ def network_text(machine: Machine) -> str:
 def disk_text(machine: Machine) -> str:
     if machine.disk_free is None or machine.disk_total is None:
         return UNKNOWN
-    return f"{text.size(machine.disk_free)} of {text.size(machine.disk_total)}"
+    return f"{text.format_bytes(machine.disk_free)} of {text.format_bytes(machine.disk_total)}"
 
 
 # -- users of it -------------------------------------------------------------------------------

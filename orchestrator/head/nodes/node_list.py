@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common import hosts as host_ranges
-from orchestrator.common.errors import OrchestratorError, UsageError, nearest, nearest_file
+from orchestrator.common.errors import OrchestratorError, UsageError, did_you_mean, nearest_file
 from orchestrator.common.hosts import BadRange
 from orchestrator.common.text import plural
 from orchestrator.head.nodes.environment import ACTIVATION_FORMS, ACTIVATIONS, NONE
@@ -150,7 +150,7 @@ def nodes_of(line: str) -> Iterator[tuple[object, Node]]:
     user, host, port = split_host(words[0])
     shared = replace(options(words[1:]), user=user, port=port)
     try:
-        names = [host] if v6(host) else host_ranges.expand(host, MAX_NODES)
+        names = [host] if v6(host) else host_ranges.expand_pattern(host, MAX_NODES)
         for name in names:
             yield (user, canonical(name), port), replace(shared, host=name)
     except BadRange as error:
@@ -164,7 +164,9 @@ def options(words: Sequence[str]) -> Node:
         key, equals, value = word.partition("=")
         if key not in OPTIONS:
             known = f"there are {', '.join(OPTIONS)}; another node goes on its own line"
-            raise ValueError(f"unknown option {word[:60]!r}{nearest(key, OPTIONS) or f'; {known}'}")
+            raise ValueError(
+                f"unknown option {word[:60]!r}{did_you_mean(key, OPTIONS) or f'; {known}'}"
+            )
         pattern, wanted = OPTIONS[key]
         right = re.fullmatch(pattern, value, re.ASCII) and value.isprintable()
         if not right or bool(equals) == (key == "spare"):
@@ -257,7 +259,7 @@ def choose(nodes: Sequence[Node], wanted: Sequence[str]) -> list[NumberedNode]:
         if not matches and word.isascii() and word.isdigit():
             matches = [each for each in known if each.index == int(word)]
         if not matches:
-            hint = nearest(word, [each.node.name for each in known])
+            hint = did_you_mean(word, [each.node.name for each in known])
             raise UsageError(
                 f"{word}: the list has no such node{hint}",
                 f"its nodes are 0 to {known[-1].index}; orchestrator nodes lists their names",
@@ -276,5 +278,5 @@ def names(path: Path) -> list[str]:
 
 def in_words(indices: Sequence[int], noun: str = "node") -> str:
     """Return numbers of nodes (or of another noun) as text: node 3, nodes 0-2, 5."""
-    numbers = host_ranges.ranges(indices).replace(",", ", ")
+    numbers = host_ranges.number_ranges(indices).replace(",", ", ")
     return f"{noun}{'s' if len(indices) > 1 else ''} {numbers}"

@@ -10,12 +10,12 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from orchestrator.common.hosts import ranges
-from orchestrator.common.text import plural, table
+from orchestrator.common.hosts import number_ranges
+from orchestrator.common.text import align_columns, plural
 from orchestrator.head.plan.model import NodePlan, Plan
 from orchestrator.head.plan.plan import script_path
 from orchestrator.head.plan.redact import value_of
-from orchestrator.protocol.message import encode
+from orchestrator.protocol.message import encode_value
 
 
 def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
@@ -75,7 +75,7 @@ def comment(text: str) -> str:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    data: dict[str, Any] = encode(plan)
+    data: dict[str, Any] = encode_value(plan)
     for entry, node in zip(data["nodes"], plan.nodes, strict=True):
         entry["env"] = node.env
         entry["command"] = list(node.paste)
@@ -108,9 +108,9 @@ def explained(plan: Plan) -> str:
         f"{plural(len(plan.nodes), 'node')}, {plan.world_size} ranks, {plan.start} start, "
         f"master {plan.master}; {TRANSPORTS[plan.transport]}",
         "",
-        *table([NODE_COLUMNS, *map(node_row, plan.nodes)], widest=WIDEST),
+        *align_columns([NODE_COLUMNS, *map(node_row, plan.nodes)], widest=WIDEST),
         "",
-        *table([("SETTING", "NODES", "VALUE", "SOURCE", "WHY"), *rows], widest=WIDEST),
+        *align_columns([("SETTING", "NODES", "VALUE", "SOURCE", "WHY"), *rows], widest=WIDEST),
     ]
     remarks = [f"note: {note}" for note in plan.notes] + [f"hint: {hint}" for hint in plan.hints]
     return "\n".join([*lines, *([""] if remarks else []), *remarks]) + "\n"
@@ -138,7 +138,7 @@ def setting_rows(nodes: Sequence[NodePlan]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for name, decisions in groups.items():
         for i, ((value, source, reason), indexes) in enumerate(decisions.items()):
-            rows.append(("" if i else name, ranges(indexes), value, source, reason))
+            rows.append(("" if i else name, number_ranges(indexes), value, source, reason))
     return rows
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.common.errors import CheckFailed, nearest
+from orchestrator.common.errors import CheckFailed, did_you_mean
 from orchestrator.common.hosts import is_loopback
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan import addresses as node_addresses
@@ -92,7 +92,7 @@ def check_names(nodes: Sequence[ProbedNode]) -> None:
             if interface is None:
                 raise CheckFailed(
                     f"{node.name} has no interface {name!r} (ifname= in the node list); it has "
-                    f"{', '.join(known)}{nearest(name, known)}"
+                    f"{', '.join(known)}{did_you_mean(name, known)}"
                 )
             addresses = [a for a in node.facts.addresses if a.interface == name]
             if interface.state != "up" or not addresses:

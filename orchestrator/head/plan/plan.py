@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.common.hosts import listed
+from orchestrator.common.hosts import join_names
 from orchestrator.config import sharding
 from orchestrator.config.launch import Launch
 from orchestrator.config.schema import Config
@@ -163,7 +163,7 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
         if fix == MISSPELT and sum(map(len, problems.values())) < len(nodes):
             fix = COPY
         details = [
-            f"{what} ({len(where)} of {len(nodes)} nodes: {listed(where)})"
+            f"{what} ({len(where)} of {len(nodes)} nodes: {join_names(where)})"
             for (what, _), where in problems.items()
         ]
         details[-1] += target.near
@@ -171,7 +171,7 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
     of_kind = by_value((node.name, node.facts.target_kind) for node in nodes)
     if len(of_kind) > 1:
         each = sorted(of_kind.items())
-        differences = "; ".join(f"{listed(where)}: {kind}" for kind, where in each)
+        differences = "; ".join(f"{join_names(where)}: {kind}" for kind, where in each)
         raise CheckFailed(f"{target.name} is not the same on all nodes ({differences})")
     return next(iter(of_kind))
 

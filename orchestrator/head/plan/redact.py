@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from orchestrator.common.hiding import (
     NAME,
     REDACTED,
-    hide,
+    hide_secrets,
     is_no_word,
     is_secret,
-    parts,
     redacted_text,
+    secret_texts,
 )
 from orchestrator.head.plan.model import EnvSetting, Plan
 
@@ -56,7 +56,9 @@ def looks_plain(name: str, value: str) -> bool:
 def shown(plan: Plan) -> Plan:
     """Return the plan with all secrets redacted, also inside messages and other values."""
     settings = [setting for node in plan.nodes for setting in node.settings]
-    return hide(plan, parts({s.value for s in settings if s.secret or is_secret(s.name, s.value)}))
+    return hide_secrets(
+        plan, secret_texts({s.value for s in settings if s.secret or is_secret(s.name, s.value)})
+    )
 
 
 def value_of(setting: EnvSetting) -> str:

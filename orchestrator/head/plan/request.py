@@ -58,7 +58,7 @@ class LaunchRequest:
         of_options = [setting.value for setting in self.env if setting.secret]
         # The config has those notify commands as they are that may be shown.
         hidden = [command for command in self.notify if command not in self.config.launch.notify]
-        return hiding.parts([*of_options, *of_config, *hidden])
+        return hiding.secret_texts([*of_options, *of_config, *hidden])
 
     @cached_property
     def config_data(self) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def read(root: int, name: str, where: Where) -> PruneEntry | str:
     if stamp(name) is None:
         return "its name does not end with a time"
     try:
-        with files.opened(name, root) as directory:
+        with files.open_directory(name, root) as directory:
             record, launched = experiments.read_in(directory, name, where)
             status = os.fstat(directory)
             return PruneEntry(
@@ -257,7 +257,7 @@ def in_use(root: int, name: str) -> str:
     No file is created or kept open.
     """
     try:
-        with files.opened(name, root) as directory, lock_of_head(directory):
+        with files.open_directory(name, root) as directory, lock_of_head(directory):
             return ""
     except NotRemovable as reason:
         return str(reason)
@@ -362,7 +362,7 @@ class Removal:
     def go(self, entries: Sequence[PruneEntry], leftovers: Sequence[Removable] = ()) -> None:
         """Remove the selected experiments, and the remains of interrupted removals."""
         for one in leftovers:
-            with self.noted(one), files.opened(one.name, self.root) as directory:
+            with self.noted(one), files.open_directory(one.name, self.root) as directory:
                 lock_of_prune(directory)
                 self.delete(one, one.name)
         going = [entry for entry in entries if entry.action == SELECTED]
@@ -418,7 +418,7 @@ class Removal:
     @contextlib.contextmanager
     def hold(self, entry: PruneEntry) -> Iterator[tuple[int, BinaryIO]]:
         """Lock an experiment against heads and other prunes, and check it again."""
-        with files.opened(entry.name, self.root) as directory:
+        with files.open_directory(entry.name, self.root) as directory:
             lock_of_prune(directory)
             with lock_of_head(directory, os.O_CREAT) as lock:
                 status = os.fstat(directory)
@@ -437,7 +437,7 @@ class Removal:
         first, as it is found by a name that is hidden by now.
         """
         hidden = files.hidden_name(entry.name)
-        files.hide(entry.name, hidden, self.root)
+        files.hide_directory(entry.name, hidden, self.root)
         now = os.stat(hidden, dir_fd=self.root, follow_symlinks=False)
         if not os.path.samestat(now, os.fstat(directory)):
             os.rename(hidden, entry.name, src_dir_fd=self.root, dst_dir_fd=self.root)
@@ -446,7 +446,7 @@ class Removal:
         self.delete(entry, hidden)
 
     def delete(self, one: Removable, name: str) -> None:
-        problems = files.delete(name, self.seen, self.root)
+        problems = files.delete_directory(name, self.seen, self.root)
         one.action = FAILED if problems else REMOVED
         if problems:
             more = f", and {len(problems) - 1} more" if problems[1:] else ""

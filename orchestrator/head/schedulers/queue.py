@@ -190,7 +190,7 @@ def allocated(*, asked: bool) -> SlurmNodes | None:
 
     Raise CheckFailed outside an allocation if `asked`, or if the nodes are ambiguous.
     """
-    allocation = slurm_environment.allocation(os.environ)
+    allocation = slurm_environment.read_allocation(os.environ)
     if allocation is None:
         if not asked:
             # The node list reader reports the missing list.

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from orchestrator.common.errors import NodeError, OrchestratorError
-from orchestrator.common.hosts import folded
-from orchestrator.common.text import table
+from orchestrator.common.hosts import fold_names
+from orchestrator.common.text import align_columns
 from orchestrator.head.nodes.facts import by_value
 
 # More nodes than this with one error share a line.
@@ -57,7 +57,7 @@ def failure_table(failed: Sequence[tuple[M, OrchestratorError]], total: int, the
         if fix:
             rows.append(("", f"  -> {fix}"))
     lines = [f"{len(failed)} of {total} nodes cannot be used{then}"]
-    lines += [f"  {line}" for line in table(rows)]
+    lines += [f"  {line}" for line in align_columns(rows)]
     return "\n".join(lines)
 
 
@@ -95,4 +95,4 @@ def for_all(fixes: Sequence[str]) -> str:
 
 def few(names: list[str]) -> list[str]:
     """Return the names to show; more than MANY are folded into one, as gpu[01-32]."""
-    return [folded(names)] if len(names) > MANY else names
+    return [fold_names(names)] if len(names) > MANY else names

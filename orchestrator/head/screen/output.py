@@ -163,7 +163,7 @@ def complain(text: str, end: str = "\n") -> None:
 def safe(text: str) -> str:
     """Return text without secrets and control characters except line breaks, tabs and colours."""
     # This is the usual case, and ten times faster.
-    if (text := hiding.hidden(text)).replace("\n", "").isprintable():
+    if (text := hiding.without_secrets(text)).replace("\n", "").isprintable():
         return text
     return "\n".join(
         "\t".join(clean(part, color=True) for part in line.split("\t")) for line in text.split("\n")
@@ -177,7 +177,7 @@ def say(text: str) -> None:
     """
     # The mark keeps the record off the terminal, which has the message itself.
     log.debug("says: %s", printable(text), extra={"shown": True})
-    (listeners[-1] if listeners else on_the_screen)(hiding.hidden(text))
+    (listeners[-1] if listeners else on_the_screen)(hiding.without_secrets(text))
 
 
 def warn(text: str) -> None:
@@ -256,7 +256,7 @@ _line = [""]
 def status(line: str) -> None:
     """Replace the status line of a terminal on standard error; "" removes it."""
     with _moving, contextlib.suppress(OSError):
-        _line[0] = clean(hiding.hidden(line), color=True)
+        _line[0] = clean(hiding.without_secrets(line), color=True)
         sys.stderr.write(f"\r\x1b[K{_line[0]}")
         sys.stderr.flush()
 
@@ -299,7 +299,7 @@ def table(
     """
     cells = [[_styled(cell) for cell in row] for row in rows]
     if not rows or (terminal.width is None and not terminal.color):
-        lines = text.table([[content for content, _ in row] for row in cells], right)
+        lines = text.align_columns([[content for content, _ in row] for row in cells], right)
     else:
         lines = _drawn(cells, terminal, right, headed=headed, indent=indent)
     return "\n".join(" " * indent + line if line else "" for line in lines)

@@ -73,14 +73,14 @@ class ProgressBar:
         """Return the status line, cut to a number of columns."""
         nodes = f"{self.nodes_done}/{self.nodes} nodes" if self.nodes > 1 else ""
         seconds = time.monotonic() - self.began
-        done = text.size(self.done) if self.done else ""
+        done = text.format_bytes(self.done) if self.done else ""
         if not self.size or not self.done:
-            words = [f"{self.what} {nodes}".rstrip(), done, text.duration(round(seconds))]
+            words = [f"{self.what} {nodes}".rstrip(), done, text.format_duration(round(seconds))]
             return fit(SEPARATOR.join(filter(None, words)), columns)
         part = min(1.0, self.done / self.size)
-        left = text.duration(round(seconds / part - seconds))
-        words = [f"{part:.0%}", f"{done} of {text.size(self.size)}"]
-        words += [f"{text.size(self.done / max(seconds, 0.001))}/s", f"{left} left", nodes]
+        left = text.format_duration(round(seconds / part - seconds))
+        words = [f"{part:.0%}", f"{done} of {text.format_bytes(self.size)}"]
+        words += [f"{text.format_bytes(self.done / max(seconds, 0.001))}/s", f"{left} left", nodes]
         bar = ("#" * round(part * BAR_COLUMNS)).ljust(BAR_COLUMNS, "-")
         return fit(f"{self.what} {bar} {SEPARATOR.join(filter(None, words))}", columns)
 
@@ -115,5 +115,9 @@ def stall(experiment: Path) -> str:
     with contextlib.suppress(OSError):
         if path := trainers.of_first_rank(experiment / "outputs"):
             still = time.time() - path.stat().st_mtime
-            return f"no step for {text.duration(round(still))}" if still >= STALL_SECONDS else ""
+            return (
+                f"no step for {text.format_duration(round(still))}"
+                if still >= STALL_SECONDS
+                else ""
+            )
     return ""

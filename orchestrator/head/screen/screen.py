@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from orchestrator.common.text import plural, size
+from orchestrator.common.text import format_bytes, plural
 from orchestrator.head.screen.lines import LineSplitter, clean, fit, plain
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader, last_begin
 from orchestrator.head.screen.output import OURS, is_full
@@ -140,7 +140,8 @@ class Screen:
                 node.streams.clear()
                 path = node.reader.log.text
                 self.say(
-                    f"node{node.number}: {size(skipped, binary=True)} not shown, in full in {path}"
+                    f"node{node.number}: {format_bytes(skipped, binary=True)} not shown, in full in"
+                    f" {path}"
                 )
 
     def skip_to(self, positions: Mapping[int, int]) -> None:

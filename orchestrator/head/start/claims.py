@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
-from orchestrator.common.hosts import listed
+from orchestrator.common.hosts import join_names
 from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
@@ -144,10 +144,10 @@ def notes(names: Sequence[str], answers: Sequence[Claimed]) -> Iterator[str]:
     parts = [answer.words if " of " in answer.words else "" for answer in answers]
     for words, where in by_value(zip(names, parts, strict=True)).items():
         if words:
-            yield f"{words} on {listed(where)}"
+            yield f"{words} on {join_names(where)}"
     for why, where in by_value(zip(names, (one.unsure for one in answers), strict=True)).items():
         if why:
-            yield f"who else computes on the GPUs of {listed(where)} is not known: {why}"
+            yield f"who else computes on the GPUs of {join_names(where)} is not known: {why}"
 
 
 def without_claims(request: LaunchRequest) -> LaunchRequest:

@@ -14,9 +14,9 @@ from orchestrator.common.errors import (
     CheckFailed,
     OrchestratorError,
 )
-from orchestrator.common.hosts import listed
+from orchestrator.common.hosts import join_names
 from orchestrator.common.program import program_at, tree_title
-from orchestrator.common.text import plural, size
+from orchestrator.common.text import format_bytes, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.facts import by_value
@@ -73,8 +73,8 @@ def expect_code(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, No
         return request, nodes
     request = relative(request)
     tree = begin_scan(request).tree()
-    about = f"{plural(tree.files, 'file')}, {size(tree.size)}"
-    names = listed([node.node.name for node in wanted])
+    about = f"{plural(tree.files, 'file')}, {format_bytes(tree.size)}"
+    names = join_names([node.node.name for node in wanted])
     note = (
         f"a launch sends the code ({about}) as far as it is lacking to {names}, where it runs in a"
         " directory of its own, NAME: before that, commands cannot be pasted there"
@@ -264,10 +264,10 @@ def refuse_strange(wanted: Sequence[Reached], checked: Sequence[CheckedOut], whe
     """Raise if a node's Python would import an editable install instead of the snapshot."""
     strange = dict.fromkeys(name for answer in checked for name in answer.strange)
     if strange:
-        who = listed([n.node.name for n, a in zip(wanted, checked, strict=True) if a.strange])
+        who = join_names([n.node.name for n, a in zip(wanted, checked, strict=True) if a.strange])
         raise CheckFailed(
-            f"the Python of {who} imports {listed([*strange])} from its own {where} (an editable"
-            " install), instead of what is sent there",
+            f"the Python of {who} imports {join_names([*strange])} from its own {where} (an"
+            " editable install), instead of what is sent there",
             f"remove it: orchestrator exec -- pip uninstall -y {next(iter(strange))}; or run the"
             " nodes' own code: --sync off",
         )
@@ -278,9 +278,13 @@ def report(
 ) -> None:
     """Print which files were sent to which nodes, and which of their directories are linked in."""
     files = max((len(each.files) for each in sent), default=0)
-    updates = f"; {plural(files, 'file')} sent, {size(max(s.size for s in sent))}" if files else ""
-    about = f"code {tree.digest[:12]} ({plural(tree.files, 'file')}, {size(tree.size)})"
-    say(f"{about} on {listed([node.node.name for node in wanted])}{updates}")
+    updates = (
+        f"; {plural(files, 'file')} sent, {format_bytes(max(s.size for s in sent))}"
+        if files
+        else ""
+    )
+    about = f"code {tree.digest[:12]} ({plural(tree.files, 'file')}, {format_bytes(tree.size)})"
+    say(f"{about} on {join_names([node.node.name for node in wanted])}{updates}")
     for note in tree.notes:
         say(note)
     where, names = os.fsdecode(tree.directory), [node.node.name for node in wanted]
@@ -288,7 +292,7 @@ def report(
     for own, nodes in linked.items():
         if own:
             say(
-                f"beside it, from their own {where}: {listed(own)} (on {listed(nodes)});"
+                f"beside it, from their own {where}: {join_names(own)} (on {join_names(nodes)});"
                 " what is written there stays there"
             )
     if any(answer.installed for answer in checked):

@@ -20,7 +20,7 @@ from pathlib import Path
 from orchestrator.common import interrupt
 from orchestrator.common import logs as job_log
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, StoppedEarly
-from orchestrator.common.hosts import listed
+from orchestrator.common.hosts import join_names
 from orchestrator.common.text import plural
 from orchestrator.config import resolved
 from orchestrator.head.connect import fleet
@@ -77,7 +77,7 @@ IN_DOUBT = (
 
 def launch(request: LaunchRequest, queued: Callable[[], None] = lambda: None) -> Running:
     """Start a job on all of its nodes or on none; call `queued` before waiting for a turn."""
-    job_log.hold(request.secrets)
+    job_log.hold_lines(request.secrets)
     log.info("launches %s from %s", request.target.name or "the engine", request.directory)
     if request.config.launch.after:
         queued()
@@ -134,7 +134,7 @@ def create(request: LaunchRequest, nodes: Nodes) -> Experiment:
     """Create the directory of a job; an interrupt before the job is recorded removes it."""
     if request.payload is not None:
         check_python(nodes.probed)
-    interrupt.hold()
+    interrupt.hold_interrupts()
     experiment = nodes.source.experiment(request.where.experiments, request.config.launch.name)
     # This holds until the job is recorded.
     interrupt.undo_with(experiment.discard)
@@ -227,7 +227,7 @@ def stand_by(prepared: Prepared, starting: JobRecord, first: Placement) -> list[
         say(f"{node.name} cannot stand by: {error.what}")
     standing = [result for result in results if isinstance(result, NodeRecord)]
     if standing:
-        say(f"{plural(len(standing), 'spare node')}: {listed([n.name for n in standing])}")
+        say(f"{plural(len(standing), 'spare node')}: {join_names([n.name for n in standing])}")
     return standing
 
 
@@ -344,7 +344,7 @@ def bring_saved(
 
     stopped = partial(refuse_if_stopped, experiment)
     try:
-        bring_job_files(peers, last, reach, resolved.outputs(experiment.path), stopped)
+        bring_job_files(peers, last, reach, resolved.output_directories(experiment.path), stopped)
     finally:
         for peer in opened:
             peer.channel.connection.close()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from orchestrator.common.errors import NodeError, OrchestratorError, UsageError
-from orchestrator.common.hosts import listed
+from orchestrator.common.hosts import join_names
 from orchestrator.common.text import plural
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect import fleet
@@ -258,7 +258,7 @@ def note_remembered(nodes: Sequence[Node], launch: Launch) -> list[str]:
     """Return a note on the nodes that run in the environment made by bootstrap."""
     names = [node.name for node in nodes if remembered(node, launch)]
     return [
-        f"{listed(names)} {'runs' if len(names) == 1 else 'run'} in the environment that"
+        f"{join_names(names)} {'runs' if len(names) == 1 else 'run'} in the environment that"
         " `orchestrator bootstrap` made (--activate none: in the login's own)"
     ] * bool(names)
 

@@ -95,7 +95,7 @@ def after_hook(plan: Plan, reached: Sequence[Reached], request: LaunchRequest) -
     try:
         answers = fleet.ask_all(reached, hooks, HOOK_ANSWER_SECONDS, why)
     except NodeError as error:
-        what = hiding.hide(error.what, request.secrets)
+        what = hiding.hide_secrets(error.what, request.secrets)
         raise CheckFailed(f"{what}\nnothing was started") from error
     return replace(plan, nodes=tuple(map(changed, plan.nodes, answers)))
 

@@ -74,7 +74,7 @@ def first_record(prepared: Prepared) -> JobRecord:
 
 def shown_command(request: LaunchRequest, words: Sequence[str]) -> list[str]:
     """Return a command line without secrets: first those known by value, then by pattern."""
-    return redact.redacted_command(hiding.hide(list(words), request.secrets))
+    return redact.redacted_command(hiding.hide_secrets(list(words), request.secrets))
 
 
 def node_record(node: NodePlan) -> NodeRecord:
@@ -106,7 +106,7 @@ def record_job(prepared: Prepared) -> JobRecord:
     From here on an interrupt no longer removes the experiment: the job has to be ended.
     """
     # From here on the run handles interrupts.
-    interrupt.hold()
+    interrupt.hold_interrupts()
     interrupt.undo_with(None)
     experiment = prepared.experiment
     experiment.lock()
@@ -228,7 +228,7 @@ def with_line(place: Experiment, node: NodeRecord, line: str) -> NodeRecord:
     logs = NodeLogs.of(place, node)
     try:
         own_line = "" if ends_whole(logs.text.path) else "\n"
-        text = f"{own_line}orchestrator: {hiding.hidden(line)}\n".encode()
+        text = f"{own_line}orchestrator: {hiding.without_secrets(line)}\n".encode()
         size, ranks = logs.text.size, logs.ranks.size
         rest = logs.ranks.append(memoryview(f"{size} {NO_RANK}\n".encode()))
         # On a full disk neither file keeps a part of the line.
@@ -285,7 +285,7 @@ def describe(prepared: Prepared) -> str:
     config = replace(request.config, env=redact.redacted(request.config.env))
     missing = "config.yaml"
     try:
-        experiment.write("config.yaml", load.dump(config, hiding.hidden))
+        experiment.write("config.yaml", load.to_yaml(config, hiding.without_secrets))
         missing = "manifest.json"
         tree = scan.ready(TREE_SECONDS) if scan else None
         path, most = experiment.path / archive.NAME, config.sync.keep * MEGABYTE
@@ -293,7 +293,7 @@ def describe(prepared: Prepared) -> str:
         if scan and request.payload is None and (lacks := archive.not_kept(scan, tree, kept)):
             say(lacks)
         data = {**manifest(prepared, tree), "kept": kept.digest if kept else None}
-        experiment.write_json("manifest.json", hiding.hidden(data))
+        experiment.write_json("manifest.json", hiding.without_secrets(data))
     except OSError as error:
         return f"{missing} is missing: {experiment.path}: {error.strerror}"
     return ""
@@ -319,7 +319,7 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
         "head_environment": redact.listed(os.environ),
         "node_list": [
             # Fields that a line of the list leaves open are left out.
-            {name: value for name, value in message.encode(node).items() if value}
+            {name: value for name, value in message.encode_value(node).items() if value}
             for node in prepared.nodes.source.nodes
         ],
         "nodes": [

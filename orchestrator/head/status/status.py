@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
-from orchestrator.common.text import duration, parse_seconds, plural
-from orchestrator.common.wings import installed, view
+from orchestrator.common.text import format_duration, parse_seconds, plural
+from orchestrator.common.wings import import_view, is_installed
 from orchestrator.config.launch import Launch, Where
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
@@ -29,7 +29,7 @@ from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.output import PLAIN, Column, Table, Terminal, clear, complain
 from orchestrator.head.screen.progress import SEPARATOR
 from orchestrator.protocol.events import RankState
-from orchestrator.protocol.message import encode
+from orchestrator.protocol.message import encode_value
 from orchestrator.protocol.requests.follow import AskJobState, JobState
 from orchestrator.records import experiments, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -132,7 +132,7 @@ def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[StatusLin
     for node, state in zip(record.nodes, states, strict=True):
         notes = [state.why]
         if state.log_time:
-            silence = duration(round(max(0.0, time.time() - state.log_time)))
+            silence = format_duration(round(max(0.0, time.time() - state.log_time)))
             notes.append(f"last output {silence} ago")
         yield StatusLine(
             f"node {node.index}", node.name, state.state, ", ".join(filter(None, notes))
@@ -179,7 +179,7 @@ def how_far(experiment: Experiment, record: JobRecord) -> list[str]:
     known = progress_of(experiment, record)
     if record.over:
         known = replace(known, rate=None, left=None)
-    took = duration(round(max(1.0, (record.ended or time.time()) - record.started)))
+    took = format_duration(round(max(1.0, (record.ended or time.time()) - record.started)))
     age = f"started {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(record.started))}"
     words = [*progress.progress_texts(known), f"{'took' if record.over else 'for'} {took}", age]
     command = [Path(word).name if at == 0 else word for at, word in enumerate(record.command)]
@@ -238,7 +238,12 @@ def to_json(
 ) -> dict[str, Any]:
     nodes = [
         {
-            **{"index": node.index, "name": node.name, "address": node.address, **encode(state)},
+            **{
+                "index": node.index,
+                "name": node.name,
+                "address": node.address,
+                **encode_value(state),
+            },
             "agent": state.agent,
         }
         for node, state in zip(record.nodes, states, strict=True)
@@ -250,11 +255,11 @@ def to_json(
         "command": record.command,
         "started": record.started,
         "ended": record.ended,
-        "progress": encode(progress_of(experiment, record)),
+        "progress": encode_value(progress_of(experiment, record)),
         "exit_code": record.exit_code,
-        "verdict": encode(record.verdict),
-        "slow": encode(record.slow),
-        "attempts": encode(record.attempts),
+        "verdict": encode_value(record.verdict),
+        "slow": encode_value(record.slow),
+        "attempts": encode_value(record.attempts),
         "goodput": time_of(experiment, record),
         "start": start_times(experiment, record),
         "nodes": nodes,
@@ -377,8 +382,8 @@ def report_passed_over(root: Path, taken: Experiment | None) -> None:
 def status_command(where: Where, wanted: str | None, *, watch: bool) -> int:
     job = find_job(where, wanted)
     running = job.record.state == "running"
-    if watch and not output.as_json() and running and installed("textual"):
-        top = view("top")
+    if watch and not output.as_json() and running and is_installed("textual"):
+        top = import_view("top")
         if top.can_be_live():
             top.of_job(where, job)
             job, watch = job.refreshed(), False

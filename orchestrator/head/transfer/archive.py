@@ -15,8 +15,8 @@ from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
-from orchestrator.common.hosts import listed
-from orchestrator.common.text import size
+from orchestrator.common.hosts import join_names
+from orchestrator.common.text import format_bytes
 from orchestrator.head.transfer.listing import Rules
 from orchestrator.head.transfer.scan import Scan, cache
 from orchestrator.head.transfer.tree import Tree
@@ -37,7 +37,7 @@ def write(tree: Tree, path: Path, most: float = math.inf) -> Tree:
     tree = Tree.of(tree.directory, kept)
     with (
         contextlib.suppress(Changed),
-        files.replacing(path) as packed,
+        files.open_replacement(path) as packed,
         tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive,
     ):
         for entry in tree.entries:
@@ -56,9 +56,9 @@ def not_kept(scan: Scan, tree: Tree | None, kept: Tree | None) -> str:
         why = scan.found.exception() if scan.found.done() else "its files were not read in time"
         return f"the code is not kept for rerun: {why}"
     left = sorted(set(tree.entries) - set(kept.entries), key=lambda entry: -entry.size)
-    names = [f"{os.fsdecode(entry.path)} has {size(entry.size)}" for entry in left]
+    names = [f"{os.fsdecode(entry.path)} has {format_bytes(entry.size)}" for entry in left]
     names += [scan.refused.what.partition(";")[0]] if scan.refused else []
-    return f"the code is kept for rerun without large files: {listed(names)}" if names else ""
+    return f"the code is kept for rerun without large files: {join_names(names)}" if names else ""
 
 
 class Changed(Exception):

@@ -193,7 +193,7 @@ class FromNode(TargetDirectory):
                 self.made.append(os.fsdecode(arriving.entry.path))
                 return
             with files.open_plain(part.name, part.directory) as known:
-                same = files.digest(known.fileno()) == files.digest(part.file.fileno())
+                same = files.file_digest(known.fileno()) == files.file_digest(part.file.fileno())
         arriving.abandon()
         if not same:
             raise FileExistsError(errno.EEXIST, ANOTHER)

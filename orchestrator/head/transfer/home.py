@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common import text
-from orchestrator.common.text import plural, size
+from orchestrator.common.text import format_bytes, plural
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.fetch import Fetch
 from orchestrator.head.transfer.growing import GROWS, GrowingFiles
@@ -56,7 +56,9 @@ def bring(
             continue
         whole = file.path.startswith(RESULTS) or GROWS.fullmatch(file.path)
         if file.size > LARGEST_BYTES and not whole:
-            stays[file.place or listing.place].append(f"{file.path} ({text.size(file.size)})")
+            stays[file.place or listing.place].append(
+                f"{file.path} ({text.format_bytes(file.size)})"
+            )
         elif file.kind == "file":
             taken.append(file)
     fetch = Fetch(
@@ -112,7 +114,7 @@ class CodeOutputs:
 
 
 def how_much(files: Sequence[OutputFile]) -> str:
-    return f"{plural(len(files), 'file')}, {size(sum(file.size for file in files))}"
+    return f"{plural(len(files), 'file')}, {format_bytes(sum(file.size for file in files))}"
 
 
 def where_it_is(found: Mapping[int, CodeOutputs], home: Path) -> list[str]:

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError
-from orchestrator.common.hosts import listed
-from orchestrator.common.text import duration, size
+from orchestrator.common.hosts import join_names
+from orchestrator.common.text import format_bytes, format_duration
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.screen.output import printable, say
@@ -92,8 +92,8 @@ def bring_job_files(
             bring(master, found, takers, tuple(outputs), stopped)
         return
     say(
-        f"WARNING: {listed(last)} {'is' if len(last) == 1 else 'are'} lost, with what the program"
-        " saved there: nothing is carried to the next attempt"
+        f"WARNING: {join_names(last)} {'is' if len(last) == 1 else 'are'} lost, with what the"
+        " program saved there: nothing is carried to the next attempt"
     )
 
 
@@ -125,9 +125,9 @@ def bring(
                 came |= {path: sizes[path] for path in each.files}
                 names |= {taker.name: None} if each.files else {}
     if came:
-        what = f"{named(came)} ({size(sum(came.values()))})"
-        took = duration(time.monotonic() - began)
-        say(f"{listed([*names])} lacked {what} of {master.name}: came in {took}")
+        what = f"{named(came)} ({format_bytes(sum(came.values()))})"
+        took = format_duration(time.monotonic() - began)
+        say(f"{join_names([*names])} lacked {what} of {master.name}: came in {took}")
 
 
 def bring_metrics(

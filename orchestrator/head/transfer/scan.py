@@ -15,7 +15,7 @@ from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
-from orchestrator.common.text import plural, size
+from orchestrator.common.text import format_bytes, plural
 from orchestrator.head.transfer.listing import Rules, list_tree
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry, link_is_inside
@@ -118,19 +118,19 @@ def without_large(
     refused = None
     for path, status in sorted(found.items(), key=lambda one: one[1].st_size):
         if stat.S_ISREG(status.st_mode) and status.st_size > rules.largest_file * MEGABYTE:
-            shown, most = os.fsdecode(path), size(rules.largest_file * MEGABYTE)
+            shown, most = os.fsdecode(path), format_bytes(rules.largest_file * MEGABYTE)
             refused = CheckFailed(
-                f"{shown} has {size(status.st_size)}; a file over {most} does not travel with the"
-                " code",
+                f"{shown} has {format_bytes(status.st_size)}; a file over {most} does not travel"
+                " with the code",
                 f"leave it out: --set 'sync.exclude=[{shown}]'; or allow it:"
                 f" --set sync.largest_file={-(-status.st_size // MEGABYTE)}",
             )
             del found[path]
     total = sum(one.st_size for one in found.values() if stat.S_ISREG(one.st_mode))
     if total > rules.largest_tree * MEGABYTE:
-        most = size(rules.largest_tree * MEGABYTE)
+        most = format_bytes(rules.largest_tree * MEGABYTE)
         raise CheckFailed(
-            f"{where} has {size(total)}; more than {most} does not travel with the code",
+            f"{where} has {format_bytes(total)}; more than {most} does not travel with the code",
             f"{ELSEWHERE}; or allow it: --set sync.largest_tree={-(-total // MEGABYTE)}",
         )
     return refused
@@ -162,7 +162,7 @@ def read(where: bytes, path: bytes, index: Index) -> tuple[os.stat_result, str]:
     now = time.time_ns()
     with files.open_plain(os.fsdecode(where)) as file:
         before = os.fstat(file.fileno())
-        digest = files.digest(file.fileno())
+        digest = files.file_digest(file.fileno())
         after = os.fstat(file.fileno())
     if files.state_of(before) != files.state_of(after):
         raise was_changed(path)
@@ -231,4 +231,4 @@ class Index:
             return
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            files.replace(self.path, json.dumps(self.seen))
+            files.replace_file(self.path, json.dumps(self.seen))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.common.files import digest, open_plain
+from orchestrator.common.files import file_digest, open_plain
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry
 from orchestrator.protocol.requests.transfer import OutputFile
@@ -57,7 +57,7 @@ class Tree:
         names: Mapping[bytes, bytes] | None = None,
     ) -> Tree:
         ordered = tuple(sorted(entries))
-        listing = manifest.packed(ordered)
+        listing = manifest.pack_entries(ordered)
         digest = manifest.digest_of(listing)
         return cls(directory, ordered, listing, digest, tuple(notes), names or {})
 
@@ -90,7 +90,7 @@ def of_files(directory: Path, mode: Callable[[Path], int]) -> Tree:
     entries = []
     for path in directory.iterdir():
         with open_plain(path) as file:
-            value = digest(file.fileno()).encode()
+            value = file_digest(file.fileno()).encode()
             size = os.fstat(file.fileno()).st_size
         entries.append(ManifestEntry(os.fsencode(path.name), FILE, mode(path), size, value))
     return Tree.of(os.fsencode(directory), entries)

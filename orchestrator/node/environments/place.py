@@ -65,15 +65,15 @@ class Environments:
 
     def seal(self, key: str) -> None:
         """Mark an environment as complete."""
-        files.replace(os.path.join(self.path(key), READY), "")
+        files.replace_file(os.path.join(self.path(key), READY), "")
 
     def discard(self, key: str) -> None:
         """Remove an incomplete environment; it disappears for other processes at once."""
         path = self.path(key)
         if os.path.lexists(path):
             hidden = os.path.join(self.root, files.hidden_name(key))
-            files.hide(path, hidden)
-            files.delete(hidden)
+            files.hide_directory(path, hidden)
+            files.delete_directory(hidden)
         # The cache of uv lies beside the environment.
         shutil.rmtree(f"{path}.cache", ignore_errors=True)
 

@@ -16,7 +16,7 @@ from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession, an
 from orchestrator.node.server.stream import FileStreamer
 from orchestrator.node.warm.session import StandbySession
 from orchestrator.protocol.events import Ended, EndOrder, RankEvent, RankState, Started
-from orchestrator.protocol.message import Message, Nonsense, decode, parse, to_json
+from orchestrator.protocol.message import Message, Nonsense, decode_value, parse_object, to_json
 from orchestrator.protocol.requests import follow as profiling
 from orchestrator.protocol.requests.follow import (
     AskJobState,
@@ -41,7 +41,7 @@ from orchestrator.protocol.requests.follow import (
     SystemLines,
 )
 from orchestrator.protocol.requests.request import OTHER_VERSION, UNKNOWN_JOB, Nothing
-from orchestrator.protocol.version import OWN, conflict
+from orchestrator.protocol.version import OWN, version_conflict
 
 M = TypeVar("M", bound=Message)
 
@@ -51,7 +51,7 @@ def follow(session: ServerSession, request: Follow) -> Nothing:
     run = RunDir(request.job, request.node)
     if not os.path.isdir(run.path):
         raise Refusal(f"this machine knows nothing of job {run.job}", UNKNOWN_JOB)
-    other = conflict(run.job, run.version(), OWN)
+    other = version_conflict(run.job, run.version(), OWN)
     if other:
         raise Refusal(other, OTHER_VERSION)
     session.streamer = FileStreamer(
@@ -189,7 +189,7 @@ def ask(run: RunDir, request: ProfileRequest) -> ProfileState:
         busy = busy or reply.state in (profiling.ASKED, profiling.TRACING)
     if state is None and not (over or busy):
         if waiting is None:
-            files.replace(path, to_json(request))
+            files.replace_file(path, to_json(request))
         # Rank 0 has just removed the file.
         with contextlib.suppress(OSError):
             # The new time shows that this head still waits.
@@ -200,6 +200,6 @@ def ask(run: RunDir, request: ProfileRequest) -> ProfileState:
 def read(run: RunDir, name: str, kind: type[M]) -> M | None:
     try:
         with files.open_plain(os.path.join(run.path, name)) as file:
-            return decode(kind, parse(file.read(1 << 14)), newer=True)
+            return decode_value(kind, parse_object(file.read(1 << 14)), newer=True)
     except (OSError, Nonsense):
         return None

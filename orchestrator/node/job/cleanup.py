@@ -46,7 +46,7 @@ def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
         # An earlier removal may have been interrupted before it deleted these.
         for name in names_in(directory):
             if name.startswith(".") and files.GONE in name:
-                files.delete(os.path.join(directory, name), freed.append)
+                files.delete_directory(os.path.join(directory, name), freed.append)
     return RemovedRuns(runs=tuple(runs), freed=sum(freed))
 
 
@@ -57,8 +57,8 @@ def remove_libraries(library: str, seen: Callable[[int], None] = lambda _: None)
         hidden = os.path.join(directory, files.hidden_name(name))
         # A library that cannot be removed takes little space; the next removal retries it.
         with contextlib.suppress(OSError):
-            files.hide(path, hidden)
-            files.delete(hidden, seen)
+            files.hide_directory(path, hidden)
+            files.delete_directory(hidden, seen)
 
 
 def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
@@ -83,14 +83,14 @@ def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
         raise OSError(f"what its attempts shared in {resume_dir.root()} cannot be removed")
     hidden = os.path.join(os.path.dirname(job), files.hidden_name(f"{run.job}.{run.node}"))
     try:
-        files.hide(run.path, hidden)
+        files.hide_directory(run.path, hidden)
     except FileNotFoundError:
         # Another prune has removed it at the same time.
         return
     with contextlib.suppress(OSError):
         # Nodes that share a home each have a directory in the job's.
         os.rmdir(job)
-    problems = files.delete(hidden, seen)
+    problems = files.delete_directory(hidden, seen)
     if problems:
         raise OSError(problems[0])
 

@@ -330,7 +330,7 @@ def in_words(error: BaseException) -> str:
     if error.errno == errno.EFBIG:
         return "its login may not write a file as large as that (`ulimit -f`)"
     path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
-    what = f"{path}: {files.reason(error)}" if path else files.reason(error)
+    what = f"{path}: {files.reason_of_error(error)}" if path else files.reason_of_error(error)
     ours = error.errno in NO_PLACE and path.startswith(os.path.join(home(), ""))
     return f"{what}; {ELSEWHERE}" if ours else what
 

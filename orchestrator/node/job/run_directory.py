@@ -19,7 +19,7 @@ from typing import TypeVar
 from orchestrator.common import files
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
-from orchestrator.protocol.message import Nonsense, decode, parse, to_json
+from orchestrator.protocol.message import Nonsense, decode_value, parse_object, to_json
 from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.version import Version
 
@@ -101,19 +101,21 @@ class RunDir:
         """Write a file into the directory that the agent starts in, readable by its owner alone."""
         path = os.path.join(self.path, name)
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with files.naming(path), open(fd, "w", encoding="utf-8") as file:
+        with files.path_in_errors(path), open(fd, "w", encoding="utf-8") as file:
             file.write(text)
 
     def read_spec(self) -> Spec:
         """Return the spec, written by any version of this package."""
         with open(self.spec, "rb") as file:
-            return decode(Spec, parse(file.read()), newer=True)
+            return decode_value(Spec, parse_object(file.read()), newer=True)
 
     def version(self) -> Version:
         """Return the supervisor's version, from the one key of spec.json that all versions have."""
         try:
             with open(self.spec, "rb") as file:
-                return decode(Version, parse(file.read()).get("version", {}), newer=True)
+                return decode_value(
+                    Version, parse_object(file.read()).get("version", {}), newer=True
+                )
         except (OSError, Nonsense):
             return Version()
 
@@ -135,7 +137,7 @@ class RunDir:
         for line in lines:
             # The last line may be incomplete; after a power failure there may be garbage.
             with contextlib.suppress(Nonsense):
-                yield events.from_data(parse(line))
+                yield events.from_data(parse_object(line))
 
     def last(self, kind: type[E]) -> E | None:
         """Return the last event of this kind, or None."""
@@ -183,7 +185,7 @@ class SystemLog:
             # Imported here as a server has no secrets.
             from orchestrator.common import hiding
 
-            words = hiding.hide(words, self.secrets)
+            words = hiding.hide_secrets(words, self.secrets)
         if self.file is not None:
             with contextlib.suppress(OSError):
                 os.write(self.file, f"{at} [{os.getpid()}] {words}\n".encode(errors="replace"))

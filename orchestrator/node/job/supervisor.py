@@ -51,7 +51,7 @@ from orchestrator.node.peers.lease import Lease
 from orchestrator.protocol import events
 from orchestrator.protocol.control import HeadState
 from orchestrator.protocol.events import EndOrder, Event, RankEnded, RankEvent
-from orchestrator.protocol.message import decode
+from orchestrator.protocol.message import decode_value
 from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.version import OWN
 
@@ -391,7 +391,7 @@ class Supervisor:
         for number, rank in list(self.ranks.known.items()):
             if rank.pid == pid and rank.state != "ended":
                 who = {"rank": number, "local": rank.local, "pid": pid, "code": code}
-                self.reported(decode(RankEnded, {**who, "time": time.time()}))
+                self.reported(decode_value(RankEnded, {**who, "time": time.time()}))
 
     def release(self) -> None:
         """Release the job's GPUs unless it may be restarted or a process still lives."""

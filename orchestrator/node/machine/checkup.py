@@ -23,7 +23,7 @@ from orchestrator.node.job.run_directory import home
 from orchestrator.node.machine import amd, nvidia, sysfs, tool
 from orchestrator.node.machine.probe import gather
 from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, Torch, User
-from orchestrator.protocol.message import decode
+from orchestrator.protocol.message import decode_value
 from orchestrator.protocol.requests.machine import Examine
 
 # Used if the request names no parts; `load` must be requested.
@@ -129,7 +129,7 @@ def torch_part() -> dict[str, Any]:
     output = tool.run_tool([sys.executable, "-c", TORCH], TORCH_SECONDS, quiet)
     lines = output.out.strip().splitlines()
     with contextlib.suppress(ValueError, IndexError):
-        torch = decode(Torch, json.loads(lines[-1]))
+        torch = decode_value(Torch, json.loads(lines[-1]))
         return {"torch": torch, "problem": torch.error or output.problem}
     return {"problem": output.problem or "it said nothing"}
 

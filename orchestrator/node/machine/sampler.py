@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from orchestrator.common import files
-from orchestrator.common.text import size
+from orchestrator.common.text import format_bytes
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine import amd, compile_caches, nvidia, sysfs
 from orchestrator.node.machine.disks import SHM, mount_point
@@ -178,8 +178,8 @@ def every(sample: dict[str, Any]) -> Iterator[tuple[Notice, int]]:
     if problem := sample.get("gpus_unknown"):
         yield Notice("gpus_unknown", f"no metrics of the GPUs: {problem}", "nvidia-smi"), 1
     if sample.get("swap_per_s", 0) > SWAPS:
-        words = f"it swaps {size(sample['swap_per_s'], binary=True)} a second"
-        words += f", {size(sample['swap_bytes'], binary=True)} of memory are on disk"
+        words = f"it swaps {format_bytes(sample['swap_per_s'], binary=True)} a second"
+        words += f", {format_bytes(sample['swap_bytes'], binary=True)} of memory are on disk"
         yield Notice("swapping", words, "smaller batches, or fewer workers of the loader"), IN_A_ROW
 
 
@@ -208,7 +208,7 @@ def broken_memory(sample: dict[str, Any]) -> Iterator[Notice]:
 
 def full(sample: dict[str, Any]) -> Iterator[Notice]:
     for point, (free, total) in sample.get("disks", {}).items():
-        room = f"{size(free, binary=True)} free of {size(total, binary=True)}"
+        room = f"{format_bytes(free, binary=True)} free of {format_bytes(total, binary=True)}"
         if point == SHM:
             if free < SHM_LEAST_BYTES:
                 yield Notice("shm_full", f"{point} is full: {room}", f"ls -la {point}")

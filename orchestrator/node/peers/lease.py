@@ -77,9 +77,9 @@ class Lease:
         now = time.monotonic()
         if now >= self.over_at and not self.order:
             # Imported here, as most jobs have no limit.
-            from orchestrator.common.text import duration
+            from orchestrator.common.text import format_duration
 
-            reason = f"its time limit of {duration(self.limit)} is over (--time-limit)"
+            reason = f"its time limit of {format_duration(self.limit)} is over (--time-limit)"
             self.job.ask(EndOrder(why=reason, grace=self.grace))
         if not self.beats:
             return max(0.0, min(60.0, self.over_at - now)) if not self.order else 60.0

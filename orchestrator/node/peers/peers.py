@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from orchestrator.protocol.control import PeerHeartbeat
-from orchestrator.protocol.frames import AMONG_NODES, SIGNED, Splitter, header
-from orchestrator.protocol.message import Nonsense, decode, encode, parse
+from orchestrator.protocol.frames import AMONG_NODES, SIGNED, Splitter, frame_header
+from orchestrator.protocol.message import Nonsense, decode_value, encode_value, parse_object
 from orchestrator.protocol.timing import STRANGER_SECONDS
 
 # The limit of connections that have not yet proved that they belong to this job.
@@ -81,7 +81,7 @@ class SignedConnection:
         self.key = b""
         self.signed = self.proved = 0
         # Bytes that the kernel has not accepted yet.
-        self.waiting = header(SIGNED, NONCE_BYTES) + self.nonce
+        self.waiting = frame_header(SIGNED, NONCE_BYTES) + self.nonce
         self.early: list[dict[str, Any]] = []
         self.incoming = Splitter(AMONG_NODES)
 
@@ -94,7 +94,7 @@ class SignedConnection:
             return
         text = json.dumps(message).encode("ascii")
         signed = self.signature(self.side, self.signed, text) + text
-        self.waiting += header(SIGNED, len(signed)) + signed
+        self.waiting += frame_header(SIGNED, len(signed)) + signed
         self.signed += 1
         self.flush()
 
@@ -135,7 +135,7 @@ class SignedConnection:
             # The frame was not signed by the other side, or is out of order.
             raise Broken("not one of us")
         self.proved += 1
-        return [parse(text)]
+        return [parse_object(text)]
 
     def _agree(self, nonce: bytes) -> None:
         """Derive the key from the token and both sides' random numbers."""
@@ -177,7 +177,7 @@ class Peers:
         for node, wire in list(self.wires.items()):
             if node != but:
                 try:
-                    wire.send(encode(word))
+                    wire.send(encode_value(word))
                 except Broken as why:
                     self.lost_line(node, why)
 
@@ -264,7 +264,7 @@ class Hub(Peers):
             return
         try:
             messages = wire.receive()
-            node = decode(PeerHeartbeat, messages[0], newer=True).node if messages else 0
+            node = decode_value(PeerHeartbeat, messages[0], newer=True).node if messages else 0
         except (Broken, Nonsense):
             self.turn_away(wire)
             return
@@ -288,7 +288,7 @@ class Hub(Peers):
     def take(self, node: int, messages: list[dict[str, Any]]) -> None:
         for message in messages:
             self.lives(node)
-            self.hear(node, decode(PeerHeartbeat, message, newer=True))
+            self.hear(node, decode_value(PeerHeartbeat, message, newer=True))
 
     def tick(self, now: float, beat: float, word: PeerHeartbeat) -> None:
         for wire, since in list(self.strangers.items()):
@@ -374,7 +374,7 @@ class Spoke(Peers):
         for message in messages:
             self.proved = True
             self.lives(0)
-            self.hear(0, decode(PeerHeartbeat, message, newer=True))
+            self.hear(0, decode_value(PeerHeartbeat, message, newer=True))
 
     def drop(self, node: int, reason: str) -> None:
         super().drop(node, reason)

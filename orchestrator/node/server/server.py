@@ -17,7 +17,7 @@ from orchestrator.node.job.run_directory import LARGEST_SERVER_LOG_BYTES, System
 from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import HEADER, JSON, PIECE, Splitter
-from orchestrator.protocol.message import Nonsense, parse, to_json
+from orchestrator.protocol.message import Nonsense, parse_object, to_json
 from orchestrator.protocol.requests.request import (
     ROUTINE,
     SLOW_SECONDS,
@@ -49,7 +49,7 @@ class ChannelServer:
     def send(self, kind: bytes, *parts: bytes) -> None:
         """Queue a frame whose payload is the concatenation of these parts."""
         size = sum(map(len, parts))
-        for part in (frames.header(kind, size), *parts):
+        for part in (frames.frame_header(kind, size), *parts):
             self.waiting.append(memoryview(part))
         self.waiting_bytes += size + HEADER.size
 
@@ -135,7 +135,7 @@ class ChannelServer:
         return bool(data)
 
     def serve(self, payload: bytes) -> None:
-        number, fields = number_of(parse(payload))
+        number, fields = number_of(parse_object(payload))
         do, since, how = str(fields.get("do"))[:50], time.monotonic(), "is answered"
         if do not in ROUTINE:
             self.system.line("%s (%d) is asked", do, number)

@@ -22,7 +22,7 @@ from orchestrator.common.files import F_OFD_SETLK, FLOCK
 from orchestrator.common.permissions import user_name
 from orchestrator.node.machine import sysfs
 from orchestrator.node.machine.probe import network_space
-from orchestrator.protocol.message import decode, parse, to_json
+from orchestrator.protocol.message import decode_value, parse_object, to_json
 from orchestrator.protocol.requests.claims import ClaimEntry
 
 ID = re.compile(r"[0-9a-f]{16}")
@@ -83,7 +83,7 @@ class LockTable:
 
     def write(self, entry: ClaimEntry) -> None:
         """Write an entry that all can read; its id must be locked."""
-        files.replace(self.file(entry.id), to_json(entry), TO_READ, exactly=True)
+        files.replace_file(self.file(entry.id), to_json(entry), TO_READ, exactly=True)
 
     def remove(self, name: str) -> None:
         """Remove an entry of this user; the sticky bit keeps those of others."""
@@ -110,7 +110,9 @@ class LockTable:
         try:
             with files.open_plain(self.file(name)) as file:
                 owner = os.fstat(file.fileno()).st_uid
-                entry = decode(ClaimEntry, parse(file.read(LARGEST_ENTRY_BYTES)), newer=True)
+                entry = decode_value(
+                    ClaimEntry, parse_object(file.read(LARGEST_ENTRY_BYTES)), newer=True
+                )
         except (OSError, ValueError):
             return None
         if entry.id != name:

@@ -115,7 +115,7 @@ class FromMaster(TargetDirectory):
         coming = [self.entries[number] for number in self.missing]
         if coming:
             self.known |= {self.path_of(entry): looks_of(entry) for entry in coming}
-            files.replace(note_of(self.run), json.dumps(self.known))
+            files.replace_file(note_of(self.run), json.dumps(self.known))
         return found
 
     def is_there(self, entry: ManifestEntry) -> bool:

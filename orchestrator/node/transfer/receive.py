@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from orchestrator.common.folder import Folder, PartialFile, hidden
+from orchestrator.common.folder import Folder, PartialFile, hidden_name
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry
 from orchestrator.protocol.requests.transfer import FilePart, Lacking
@@ -118,7 +118,7 @@ class TargetDirectory:
         if entry.kind == LINK:
             with self.folder.inside(parts[:-1]) as directory:
                 # Nodes that share the disk may do this at the same time.
-                new = hidden(os.urandom(8).hex(), parts[-1])
+                new = hidden_name(os.urandom(8).hex(), parts[-1])
                 os.symlink(entry.value, os.fsencode(new), dir_fd=directory)
                 os.rename(new, parts[-1], src_dir_fd=directory, dst_dir_fd=directory)
                 return True

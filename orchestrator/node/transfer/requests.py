@@ -58,7 +58,7 @@ class Moving(SessionState):
         """Return the receiver for the manifest in the payload; end the transfer before it."""
         self.offered.abandon()
         listing = unzip(self.session.take_piece(), LARGEST_LIST_BYTES)
-        entries = manifest.unpacked(listing)
+        entries = manifest.unpack_entries(listing)
         if place.kind == STORE:
             from orchestrator.node.transfer.checkout import CodeSession
             from orchestrator.node.transfer.store import ToStore
@@ -76,7 +76,7 @@ class Moving(SessionState):
             run = RunDir(place.job, place.node)
             self.offered = job_files.target(run, place, entries, self.session.umask)
         else:
-            path = files.expanded(place.directory)
+            path = files.expand_home(place.directory)
             if not path.startswith("/"):
                 raise ValueError(f"not an absolute path: {place.directory!r}")
             folder = Folder(Path(path), private=False, umask=self.session.umask)

@@ -60,7 +60,7 @@ def make(
                 put(store.path_of(entry), path, entry, link=link)
             elif entry.kind == LINK:
                 os.symlink(entry.value, path)
-        files.replace(os.fsdecode(os.path.join(place, WHOLE)), "\n".join(first))
+        files.replace_file(os.fsdecode(os.path.join(place, WHOLE)), "\n".join(first))
     except BaseException:
         remove(place)
         raise
@@ -146,7 +146,7 @@ def link_own(
 
 def keep(path: bytes, run: RunDir) -> None:
     """Record the job that runs in a snapshot."""
-    files.replace(os.fsdecode(os.path.join(path, OWNER)), f"{run.job}\n{run.node}\n")
+    files.replace_file(os.fsdecode(os.path.join(path, OWNER)), f"{run.job}\n{run.node}\n")
 
 
 def snapshot_of(store: Store, directory: str) -> bytes:
@@ -164,7 +164,7 @@ def remove(path: bytes) -> int:
     with contextlib.suppress(FileNotFoundError):
         if files.mounts_below(os.fsdecode(path)):
             raise OSError(f"something is mounted in {os.fsdecode(path)}")
-        files.delete(os.fsdecode(path), freed.append)
+        files.delete_directory(os.fsdecode(path), freed.append)
     return sum(freed)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.folder import Folder
-from orchestrator.common.permissions import others
+from orchestrator.common.permissions import other_writers
 from orchestrator.node.job.run_directory import home
 from orchestrator.node.transfer.receive import Arriving, TargetDirectory
 from orchestrator.protocol import manifest
@@ -48,7 +48,7 @@ class Store:
         for path in (self.root, self.objects, self.snapshots):
             with contextlib.suppress(FileExistsError):
                 os.mkdir(path, 0o700)
-            problem = others(os.lstat(path))
+            problem = other_writers(os.lstat(path))
             if problem or not stat.S_ISDIR(os.lstat(path).st_mode):
                 where = os.fsdecode(path)
                 raise ValueError(
@@ -64,7 +64,9 @@ class Store:
             path = os.fsencode(error.filename or b"")
             elsewhere = path.startswith(b"/") and self.root not in path
             where = os.fsdecode(path if elsewhere else self.root)
-            raise ValueError(f"{where} cannot be written: {files.reason(error)}") from error
+            raise ValueError(
+                f"{where} cannot be written: {files.reason_of_error(error)}"
+            ) from error
 
     def path_of(self, entry: ManifestEntry) -> bytes:
         return b"%s/%s/%s-%o" % (self.objects, entry.value[:2], entry.value[2:], entry.mode)

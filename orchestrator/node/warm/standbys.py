@@ -30,7 +30,13 @@ from orchestrator.node.job.run_directory import RunDir, connect_in, home, listen
 from orchestrator.node.job.supervisor import agent_environment
 from orchestrator.node.server.session import LIBRARY
 from orchestrator.node.warm.standby import receive, send
-from orchestrator.protocol.message import Message, Nonsense, decode, encode, parse
+from orchestrator.protocol.message import (
+    Message,
+    Nonsense,
+    decode_value,
+    encode_value,
+    parse_object,
+)
 from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.timing import DEATH_SECONDS, STANDBY_SECONDS
 
@@ -108,7 +114,7 @@ def variables_of(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(variables.items())
         if not OF_A_LAUNCH.fullmatch(name)
         and not hiding.NAME.search(name)
-        and value == hiding.hide(hiding.redacted_text(value), values)
+        and value == hiding.hide_secrets(hiding.redacted_text(value), values)
     }
 
 
@@ -182,7 +188,9 @@ def find_all() -> list[Standby]:
 def read(path: str) -> Standby | None:
     try:
         with open(os.path.join(path, "standby.json"), "rb") as file:
-            return decode(Standby, parse(file.read()), newer=True).replace(directory=path)
+            return decode_value(Standby, parse_object(file.read()), newer=True).replace(
+                directory=path
+            )
     except (OSError, Nonsense):
         return None
 
@@ -254,7 +262,7 @@ def spawn(
         )
         file = os.path.join(new, "standby.json")
         with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as record:
-            json.dump(encode(standby), record)
+            json.dump(encode_value(standby), record)
         os.utime(file, (until, until))
         os.rename(new, path)
     except OSError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Optional
 
-from orchestrator.common.hosts import ranges
+from orchestrator.common.hosts import number_ranges
 from orchestrator.protocol.message import Few, Message, Moment
 
 # The variables that hide GPUs from a process, in order of precedence.
@@ -95,5 +95,5 @@ def in_words(names: Sequence[str]) -> str:
     numbers = [name.rpartition(" ")[2] for name in names]
     kinds = {name.rpartition(" ")[0] for name in names}
     if len(kinds) == 1 and all(number.isdigit() for number in numbers):
-        return f"{kinds.pop()} {ranges(numbers)}"
+        return f"{kinds.pop()} {number_ranges(numbers)}"
     return ", ".join(names)

@@ -12,7 +12,15 @@ import importlib
 import typing
 from typing import Any, ClassVar, Generic, Optional, TypeVar
 
-from orchestrator.protocol.message import Message, Moment, Nonsense, decode, plain, shown, to_json
+from orchestrator.protocol.message import (
+    Message,
+    Moment,
+    Nonsense,
+    decode_value,
+    shorten_value,
+    to_dict,
+    to_json,
+)
 from orchestrator.protocol.version import Version
 
 A = TypeVar("A", bound=Message)
@@ -127,7 +135,7 @@ Incoming = typing.Union[Greeting, Heartbeat, SupervisorGone, Refused, Answered]
 
 
 def frame_of_request(number: int, request: Request[Any]) -> str:
-    return to_json({"id": number, "do": request.do, **plain(request)})
+    return to_json({"id": number, "do": request.do, **to_dict(request)})
 
 
 def number_of(data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
@@ -135,7 +143,7 @@ def number_of(data: dict[str, Any]) -> tuple[int, dict[str, Any]]:
     fields = dict(data)
     number = fields.pop("id", None)
     if type(number) is not int:
-        raise Nonsense(f"a request without a number: {shown(data)}")
+        raise Nonsense(f"a request without a number: {shorten_value(data)}")
     return number, fields
 
 
@@ -147,8 +155,8 @@ def read_request(fields: dict[str, Any]) -> Request[Any]:
         importlib.import_module(f"orchestrator.protocol.requests.{room}")
     kind = REQUESTS.get(do)
     if kind is None:
-        raise Nonsense(f"no request: {shown(fields.get('do'))}")
-    return decode(kind, {name: value for name, value in fields.items() if name != "do"})
+        raise Nonsense(f"no request: {shorten_value(fields.get('do'))}")
+    return decode_value(kind, {name: value for name, value in fields.items() if name != "do"})
 
 
 def read_incoming(data: dict[str, Any]) -> Incoming:
@@ -156,5 +164,5 @@ def read_incoming(data: dict[str, Any]) -> Incoming:
     kinds = {"ok": Answered, "error": Refused, "beat": Heartbeat, "version": Greeting}
     for key, kind in kinds.items():
         if key in data:
-            return decode(kind, data)
-    return decode(SupervisorGone, data)
+            return decode_value(kind, data)
+    return decode_value(SupervisorGone, data)

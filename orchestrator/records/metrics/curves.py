@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.common.text import size
+from orchestrator.common.text import format_bytes
 from orchestrator.records.metrics.lines import GrowingFile, Line, finite_number
 from orchestrator.records.metrics.trainers import Point, shorten_name
 
@@ -278,4 +278,4 @@ def better_direction(name: str) -> str:
 
 def in_thousands(value: float) -> str:
     """Return a count in a few characters: 415k, 1.2M."""
-    return size(value).removesuffix("B").replace(" ", "")
+    return format_bytes(value).removesuffix("B").replace(" ", "")

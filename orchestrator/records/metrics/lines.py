@@ -50,7 +50,7 @@ class GrowingFile:
         """Return the next new lines. An empty list means that there are none for now."""
         while whole := self._piece():
             raws = whole.split(b"\n") if self.having in whole else ()
-            if lines := list(filter(None, (parsed(raw) for raw in raws if self.having in raw))):
+            if lines := list(filter(None, (parse_line(raw) for raw in raws if self.having in raw))):
                 return lines
         return []
 
@@ -88,14 +88,14 @@ def sampled_lines(path: Path, places: int) -> Iterator[Line]:
         with files.open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size <= WHOLE_BYTES:
-                yield from filter(None, map(parsed, file.read(WHOLE_BYTES).split(b"\n")))
+                yield from filter(None, map(parse_line, file.read(WHOLE_BYTES).split(b"\n")))
                 return
             for place in range(places):
                 file.seek(size * place // places)
                 if place:
                     # The place is within a line, whose rest is skipped.
                     file.readline(LINE_BYTES)
-                if (line := parsed(file.readline(LINE_BYTES))) is not None:
+                if (line := parse_line(file.readline(LINE_BYTES))) is not None:
                     yield line
     except OSError:
         # The file may be removed or unreadable.
@@ -111,10 +111,10 @@ def last_lines(path: Path, most: int) -> Iterator[Line]:
     except OSError:
         # The file may be removed, unreadable, or still on its node.
         return
-    yield from filter(None, map(parsed, reversed(raws)))
+    yield from filter(None, map(parse_line, reversed(raws)))
 
 
-def parsed(raw: bytes) -> Line | None:
+def parse_line(raw: bytes) -> Line | None:
     """Return the object in a line, or None if it is empty or truncated."""
     try:
         line = json.loads(raw)

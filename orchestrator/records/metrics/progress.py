@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.errors import UsageError
-from orchestrator.common.text import duration, size
+from orchestrator.common.text import format_bytes, format_duration
 from orchestrator.config import resolved
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics import trainers
@@ -44,9 +44,9 @@ def progress_texts(progress: Progress) -> list[str]:
     if progress.lost or progress.loss is not None:
         words.append("loss NaN" if progress.lost else f"loss {progress.loss:.4g}")
     if progress.rate is not None:
-        words.append(f"{size(progress.rate).removesuffix('B').strip()}/s")
+        words.append(f"{format_bytes(progress.rate).removesuffix('B').strip()}/s")
     if progress.left is not None:
-        words.append(f"{duration(round(progress.left))} left")
+        words.append(f"{format_duration(round(progress.left))} left")
     return words
 
 
@@ -113,19 +113,19 @@ def read_progress(
         unit=point.unit,
         # Less than a second is not shown: the job starts or ends then.
         left=None if left is None or left < 1.0 else left,
-        slowest=slowest(ranks),
+        slowest=slowest_rank(ranks),
     )
     return progress, ranks
 
 
-def slowest(ranks: Sequence[RankProgress]) -> str:
+def slowest_rank(ranks: Sequence[RankProgress]) -> str:
     """Return the rank that holds the others up most, with the share of a step, as text."""
     slow = [rank for rank in ranks if rank.slow]
     worst = max(slow, key=lambda rank: rank.behind, default=None)
     return f"rank {worst.rank}{worst.how_slow}" if worst is not None else ""
 
 
-def causes(record: JobRecord) -> dict[int, str]:
+def slow_causes(record: JobRecord) -> dict[int, str]:
     """Return the reported causes of slow ranks in the present attempt, by rank."""
     begin = record.attempts[-1].ended if record.attempts else 0.0
     slow = (each for each in record.slow if each.holds_up)
@@ -134,7 +134,7 @@ def causes(record: JobRecord) -> dict[int, str]:
 
 def of_ranks(record: JobRecord, paths: Files) -> list[RankProgress]:
     """Return the progress of all ranks in order, from the record and their last lines."""
-    ranks, cause_of = [], causes(record)
+    ranks, cause_of = [], slow_causes(record)
     for node in record.nodes:
         for rank in range(node.first_rank, node.first_rank + node.nproc):
             state = node.ranks[rank].state if rank in node.ranks else node.state
@@ -152,7 +152,7 @@ def of_ranks(record: JobRecord, paths: Files) -> list[RankProgress]:
                     cause=cause_of.get(rank, ""),
                 )
             )
-    return compared(ranks)
+    return compare_ranks(ranks)
 
 
 def time_of(point: Point) -> float | None:
@@ -160,7 +160,7 @@ def time_of(point: Point) -> float | None:
     return sum(part or 0.0 for part in parts) if any(parts) else None
 
 
-def compared(ranks: list[RankProgress]) -> list[RankProgress]:
+def compare_ranks(ranks: list[RankProgress]) -> list[RankProgress]:
     """Return the ranks with `behind` set, relative to the median rank."""
     known = [rank.own_ms for rank in ranks if rank.own_ms is not None]
     whole = next((rank.step_ms for rank in ranks if rank.step_ms), None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from orchestrator.protocol.message import Check, Moment, Nonsense, decode
+from orchestrator.protocol.message import Check, Moment, Nonsense, decode_value
 from orchestrator.records.metrics.lines import GrowingFile, Line, last_lines
 
 FILE = re.compile(r"node_(\d{2,6})_metrics(?:_(\d{1,6}))?\.jsonl")
@@ -141,7 +141,7 @@ class Events:
 def decoded(kind: type[T], data: Any) -> T | None:
     """Return data of a node as this type, or None if it is something else."""
     with contextlib.suppress(Nonsense):
-        return decode(kind, data, newer=True)
+        return decode_value(kind, data, newer=True)
     return None
 
 

@@ -106,7 +106,7 @@ class Board:
             root = self.where.experiments
             newest = experiments.list_experiments(self.where)[: -MOST_LISTED - 1 : -1]
             rows = [row_of(each) for each in newest]
-            return page.filled("list.html", live=True, root=str(root.absolute()), rows=rows)
+            return page.fill_template("list.html", live=True, root=str(root.absolute()), rows=rows)
 
         return self.answer(request, (), time.monotonic(), render)
 
@@ -128,7 +128,7 @@ class Board:
             reports = [run_data.read_run_data(each, len(found) - 1) for each in found]
             differences = comparison.compared(found) if several else {}
             own: dict[str, Any] = {"live": True, "form": self.guard.form, "stopping": stopping}
-            return page.page(reports, differences, **own)
+            return page.report_page(reports, differences, **own)
 
         stamp = (stopping, [fingerprint(each) for each in found])
         return self.answer(request, tuple(names), stamp, render)
@@ -193,7 +193,7 @@ async def told(_: Request, error: Exception) -> Response:
 DAMAGED = (HTTPException, UsageError, OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
-def app(board: Board) -> Starlette:
+def dashboard_app(board: Board) -> Starlette:
     """Return the server of one board."""
     routes = [
         Route("/", board.home),

@@ -13,14 +13,14 @@ from pathlib import Path
 from orchestrator.common import files, interrupt
 from orchestrator.common.errors import EXIT_DONE
 from orchestrator.common.hosts import in_url, is_loopback
-from orchestrator.common.program import installed
+from orchestrator.common.program import installed_command
 from orchestrator.config.launch import Where
 from orchestrator.head.screen.output import say
-from orchestrator.views.dashboard.app import Board, Guard, app
-from orchestrator.views.serve import listen, serve
+from orchestrator.views.dashboard.app import Board, Guard, dashboard_app
+from orchestrator.views.serve import listen_on_port, serve_app
 
 PORT = 8321
-# The limit of the output of `stop` that is kept.
+# The limit of the output of stop_job() that is kept.
 LONGEST_ANSWER_BYTES = 20_000
 
 
@@ -28,7 +28,7 @@ def dashboard(
     where: Where, host: str, port: int | None, names: Sequence[str], *, opened: bool
 ) -> int:
     """Serve the pages until Ctrl-C."""
-    listening = listen(host, *([PORT, 0] if port is None else [port]))
+    listening = listen_on_port(host, *([PORT, 0] if port is None else [port]))
     port = listening.getsockname()[1]
     guard = Guard(port, frozenset(name.lower() for name in (host, *names)))
     url = f"http://{in_url(host)}:{port}/?token={guard.token}"
@@ -41,7 +41,7 @@ def dashboard(
         say("anyone with this address can see and stop jobs; the connection is not encrypted")
     if opened and not webbrowser.open(redirect_page(url, port).as_uri()):
         say("no browser could be started here")
-    serve(app(Board(where, guard, partial(stop, where))), listening)
+    serve_app(dashboard_app(Board(where, guard, partial(stop_job, where))), listening)
     return EXIT_DONE
 
 
@@ -55,13 +55,13 @@ def redirect_page(url: str, port: int) -> Path:
 
     page.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     interrupt.before_exit(remove)
-    files.replace(page, f'<meta http-equiv="refresh" content="0; url={html.escape(url)}">\n')
+    files.replace_file(page, f'<meta http-equiv="refresh" content="0; url={html.escape(url)}">\n')
     return page
 
 
-def stop(where: Where, name: str) -> str:
+def stop_job(where: Where, name: str) -> str:
     """Stop a job as the command does, in a process of its own; return its output."""
-    words = [*installed("orchestrator"), "stop"]
+    words = [*installed_command("orchestrator"), "stop"]
     words += ["--experiments", str(where.experiments.absolute())]
     if where.ssh_config is not None:
         words += ["--ssh-config", str(where.ssh_config.absolute())]

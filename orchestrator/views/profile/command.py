@@ -61,7 +61,7 @@ def profile(where: Where, wanted: str | None, steps: int, timeout: float) -> int
     if not paths:
         raise UsageError(f"no trace came to {directory}")
     with ProgressBar("reading traces", sum(path.stat().st_size for path in paths)) as progress:
-        traces = read(paths, progress.add)
+        traces = read_traces(paths, progress.add)
     together = timeline.compare_ranks({trace.number: trace.rank for trace in traces})
     data = {"directory": str(directory), **timeline.as_data(together)}
     words = timeline.to_text(together, {trace.number: trace.host for trace in traces})
@@ -79,7 +79,7 @@ def of_experiment(experiment: Experiment, where: Where, steps: int, timeout: flo
         )
     if not record.over:
         return of_running(experiment, record, where, steps, timeout)
-    directory = newest(experiment.path / "outputs" / "profile")
+    directory = newest_traces(experiment.path / "outputs" / "profile")
     if directory is None:
         raise UsageError(f"{experiment.name} is over, and none of its ranks left a trace", LAUNCH)
     say(f"{experiment.name} is over: reading its traces in {directory}")
@@ -238,7 +238,7 @@ def paths_in(directory: Path) -> list[Path]:
     return [path for path in named if path.is_file()][:MOST_FILES]
 
 
-def newest(profiles: Path) -> Path | None:
+def newest_traces(profiles: Path) -> Path | None:
     """Return the directory with the newest traces: `profiles` itself or one below it."""
     try:
         below = [path for path in profiles.iterdir() if path.is_dir() and not path.is_symlink()]
@@ -252,7 +252,7 @@ def newest(profiles: Path) -> Path | None:
     return max(times, key=lambda directory: times[directory], default=None)
 
 
-def read(
+def read_traces(
     paths: Sequence[Path], progress: Callable[[int], None] = lambda _: None
 ) -> list[RankTrace]:
     """Read traces, one per rank, in the order of the ranks."""
@@ -271,7 +271,7 @@ def read(
 
 
 def read_one(path: Path, index: int) -> RankTrace:
-    with timeline.opened(path) as trace:
+    with timeline.open_trace(path) as trace:
         rank = of_rank(what_matters(trace.events()))
         number = trace.rank
         if number is None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.common.text import duration
+from orchestrator.common.text import format_duration
 from orchestrator.records.metrics.curves import WORDS, Curve, better_direction, unit_of
 from orchestrator.views.report.run_data import RunData, TrainingData
 
@@ -103,7 +103,7 @@ def runs(reports: Sequence[RunData]) -> list[ChartRun]:
 # -- charts ---------------------------------------------------------------------------------------
 
 
-def charts(reports: Sequence[RunData]) -> list[Chart]:
+def metric_charts(reports: Sequence[RunData]) -> list[Chart]:
     """Return the charts of all experiments: the same metric of each in one chart."""
     every = runs(reports)
     names = dict.fromkeys(name for run in every for name in run.training.curves)
@@ -210,13 +210,13 @@ def machine_lines(run_data: RunData, name: str, color: int | None) -> list[Chart
 # -- as the script takes it -----------------------------------------------------------------------
 
 
-def pictures(reports: Sequence[RunData]) -> dict[str, Any]:
+def script_data(reports: Sequence[RunData]) -> dict[str, Any]:
     """Return the data of all charts for the script. The page has a place for each chart."""
     of_one = len(reports) == 1
     began = reports[0].record.started
     return {
         "charts": [
-            *(chart_data(chart, "Training") for chart in charts(reports)),
+            *(chart_data(chart, "Training") for chart in metric_charts(reports)),
             *(chart_data(chart, "Machines") for chart in of_machines(reports)),
         ],
         "marks": [
@@ -263,7 +263,7 @@ def in_words(chart: Chart) -> str:
     for line in chart.lines:
         curve, ends = line.curve, (line.curve.steps[0], line.curve.steps[-1])
         timed = chart.over == "time"
-        first, last = (f"after {duration(at)}" if timed else f"at step {at}" for at in ends)
+        first, last = (f"after {format_duration(at)}" if timed else f"at step {at}" for at in ends)
         said.append(
             f"{line.name or chart.title}: {curve.means[0]:.4g} {first},"
             f" {curve.means[-1]:.4g} {last},"

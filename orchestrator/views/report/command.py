@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.errors import EXIT_DONE, UsageError
-from orchestrator.common.text import size
+from orchestrator.common.text import format_bytes
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.sweep import journal as journals
 from orchestrator.head.screen.output import say
@@ -36,7 +36,7 @@ def report(where: Where, wanted: Sequence[str], *, out: Path | None, opened: boo
     chosen = [experiments.require_experiment(where, name) for name in names]
     reports = [run_data.read_run_data(experiment, len(chosen) - 1) for experiment in chosen]
     differences = comparison.compared(chosen) if len(chosen) > 1 else {}
-    text = page.page(reports, differences)
+    text = page.report_page(reports, differences)
     if out is None:
         out = chosen[0].path / NAME if len(chosen) == 1 else where.experiments / NAME
     return deliver(chosen[0], text, out, opened=opened)
@@ -46,12 +46,12 @@ def deliver(experiment: Experiment, text: str, path: Path, *, opened: bool) -> i
     """Write a page, print its path, and open it in a browser if wanted."""
     of_experiment = path == experiment.path / NAME
     try:
-        experiment.write(NAME, text) if of_experiment else files.replace(path, text)
+        experiment.write(NAME, text) if of_experiment else files.replace_file(path, text)
     except OSError as error:
         raise UsageError(
             f"{path} cannot be written: {error.strerror}", "--out FILE writes the page elsewhere"
         ) from error
-    say(f"{path}: {size(path.stat().st_size)}")
+    say(f"{path}: {format_bytes(path.stat().st_size)}")
     if opened and not webbrowser.open(path.absolute().as_uri()):
         say(f"no browser could be started here; copy the file to where there is one: {path}")
     return EXIT_DONE

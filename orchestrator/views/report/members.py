@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.common.text import duration
+from orchestrator.common.text import format_duration
 from orchestrator.head.commands.sweep.journal import Journal, MemberState
 from orchestrator.head.status.comparison import read_curves
 from orchestrator.records import experiments
@@ -71,7 +71,9 @@ class Members:
             cells = [member.values.get(name, "-") for name in names] or [member.words]
             if self.metric:
                 cells.append("-" if member.value is None else f"{member.value:.6g}")
-            rows.append((member, [*cells, duration(member.seconds) if member.experiment else "-"]))
+            rows.append(
+                (member, [*cells, format_duration(member.seconds) if member.experiment else "-"])
+            )
         return [*(names or ["values"]), *[self.metric] * bool(self.metric), "time"], rows
 
     def summary(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 import jinja2
 
-from orchestrator.common.text import duration, size
+from orchestrator.common.text import format_bytes, format_duration
 from orchestrator.head.follow import verdict
 from orchestrator.head.status.row import command_of
 from orchestrator.records.experiment import JobRecord
@@ -49,23 +49,25 @@ FACTS = {
 Differences = Mapping[str, Mapping[str, Sequence[Any]]]
 
 
-def page(reports: Sequence[RunData], differences: Differences, **live: Any) -> str:
+def report_page(reports: Sequence[RunData], differences: Differences, **live: Any) -> str:
     """Return the page of experiments; with several, a comparison."""
-    drawn = charts.pictures(reports)
-    return filled("report.html", reports=reports, differences=differences, pictures=drawn, **live)
+    drawn = charts.script_data(reports)
+    return fill_template(
+        "report.html", reports=reports, differences=differences, pictures=drawn, **live
+    )
 
 
 def page_of_members(members: Members) -> str:
     """Return the page that compares the members of a sweep."""
     known = filter(None, (members.curves(), members.best_so_far()))
     drawn = [charts.chart_data(chart, "Training") for chart in known]
-    return filled("sweep.html", members=members, pictures={**NOTHING, "charts": drawn})
+    return fill_template("sweep.html", members=members, pictures={**NOTHING, "charts": drawn})
 
 
 NOTHING: dict[str, list[Any]] = {"charts": [], "marks": [], "axes": []}
 
 
-def filled(name: str, *, pictures: Mapping[str, Any] = NOTHING, **parts: Any) -> str:
+def fill_template(name: str, *, pictures: Mapping[str, Any] = NOTHING, **parts: Any) -> str:
     """Return a filled template; a page that is a file includes its script and style."""
     return TEMPLATES.get_template(name).render(
         pictures=pictures,
@@ -79,7 +81,7 @@ def read(name: str) -> str:
     return (WEB / name).read_text(encoding="utf-8")
 
 
-def digest(text: str) -> str:
+def content_hash(text: str) -> str:
     """Return the hash of an inline script or style for a Content-Security-Policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
@@ -95,7 +97,7 @@ def cause(run_data: RunData) -> JobVerdict | None:
 def lasted(record: JobRecord) -> str:
     # The clocks of the nodes may differ.
     seconds = max(0.0, (record.ended or time.time()) - record.started)
-    return f"{'after' if record.over else 'for'} {duration(seconds)}"
+    return f"{'after' if record.over else 'for'} {format_duration(seconds)}"
 
 
 def figures(run_data: RunData) -> Iterator[tuple[str, str]]:
@@ -122,13 +124,13 @@ def of_training(training: TrainingData) -> Iterator[tuple[str, str]]:
     if speed := median(training, "tokens_per_s"):
         yield f"{training.unit} per second", f"{speed:,.0f}"
     if "step_ms" in known:
-        yield "step, median", duration(median(training, "step_ms") / 1e3)
+        yield "step, median", format_duration(median(training, "step_ms") / 1e3)
     for name in ("mfu", "mfu_measured"):
         if name in known:
             yield charts.NAMES[name], f"{median(training, name):.1%}"
             break
     if "memory_peak_bytes" in known:
-        yield "peak memory", size(max(known["memory_peak_bytes"].highs))
+        yield "peak memory", format_bytes(max(known["memory_peak_bytes"].highs))
 
 
 def median(training: TrainingData, name: str) -> float:
@@ -136,7 +138,7 @@ def median(training: TrainingData, name: str) -> float:
     return curves.median(curve.means) if curve else 0.0
 
 
-def runs(
+def runs_table(
     reports: Sequence[RunData], differences: Differences
 ) -> tuple[list[str], list[tuple[int, RunData, list[str]]]]:
     """Return the table of several experiments: its headings, and for each its color and cells."""
@@ -178,7 +180,7 @@ def since(seconds: float) -> str:
     """Return a time relative to the start."""
     if abs(seconds) < 59.95:
         return f"{seconds:+.1f} s"
-    return f"{'-' if seconds < 0 else '+'}{duration(abs(seconds))}"
+    return f"{'-' if seconds < 0 else '+'}{format_duration(abs(seconds))}"
 
 
 def nodes(run_data: RunData) -> tuple[list[str], list[list[Any]]]:
@@ -211,7 +213,7 @@ def with_key(run_data: RunData, key: str) -> list[dict[str, Any]]:
 
 def fact(name: str, value: Any) -> str:
     if name == "memory_kb" and isinstance(value, int):
-        return size(value * 1024)
+        return format_bytes(value * 1024)
     return written(value)
 
 
@@ -251,7 +253,7 @@ TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan"
 TEMPLATES.globals["looks"] = {"done": "good", "running": "good", "failed": "bad", "lost": "bad"}
 TEMPLATES.filters["verdict"] = verdict.to_lines
 for function in (
-    *(digest, cause, lasted, figures, runs, clock, written, since, nodes, what_was_run),
-    *(duration, in_thousands, command_of),
+    *(content_hash, cause, lasted, figures, runs_table, clock, written, since, nodes, what_was_run),
+    *(format_duration, in_thousands, command_of),
 ):
     TEMPLATES.filters[function.__name__] = function

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
-from orchestrator.common.text import plural, size
+from orchestrator.common.text import format_bytes, plural
 from orchestrator.config import resolved
 from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.screen.log_reader import tail
@@ -101,7 +101,7 @@ def read_run_data(experiment: Experiment, others: int = 0) -> RunData:
         data,
         config_text(experiment),
         training,
-        [*moments(experiment, record, data, training), *unread, *closed(outputs)],
+        [*moments(experiment, record, data, training), *unread, *unreadable_metrics(outputs)],
         last_lines(experiment, record),
         read_machines(outputs, record),
     )
@@ -124,7 +124,7 @@ def manifest_of(experiment: Experiment) -> tuple[dict[str, Any], list[Moment]]:
         return {}, [Moment(0.0, error.what, bad=True)]
 
 
-def closed(outputs: Path) -> Iterator[Moment]:
+def unreadable_metrics(outputs: Path) -> Iterator[Moment]:
     """Yield the metrics that this login may not read: a container leaves them to root."""
     path = trainers.of_first_rank(outputs)
     try:
@@ -215,7 +215,7 @@ def saves(experiment: Experiment, record: JobRecord) -> Iterator[Moment]:
         experiment.path / checkpoint_store.CHECKPOINTS
     ):
         if checkpoint.complete and checkpoint.created:
-            what = f"checkpoint of step {checkpoint.step}, {size(checkpoint.size)}"
+            what = f"checkpoint of step {checkpoint.step}, {format_bytes(checkpoint.size)}"
             when = goodput.head_time(record, checkpoint.created)
             yield Moment(when, what, checkpoint.step)
 

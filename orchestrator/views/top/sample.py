@@ -160,7 +160,11 @@ class Watch:
             steps = progress.all_steps(found.path, record)
             how_far, ranks = progress.read_progress(found.path, record, steps)
             closer = tuple(ranks) if self.closer in (sample.job, EVERY) else ()
-            known = {"command": command_of(record), "stalled": stall(found.path), **vars(how_far)}
+            known = {
+                "command": command_of(record),
+                "stalled": stall(found.path),
+                **vars(how_far),
+            }
             return replace(sample, experiment=found.name, ranks=closer, **known)
         return sample
 

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.common import text
-from orchestrator.common.hosts import folded
+from orchestrator.common.hosts import fold_names
 from orchestrator.head.nodes.machine import UNKNOWN, hides_users, unknown_users
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.output import Cell, Column, Table
 from orchestrator.protocol.facts import Gpu, Holder
-from orchestrator.protocol.message import encode
+from orchestrator.protocol.message import encode_value
 from orchestrator.records.metrics.curves import in_thousands
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top.sample import JobSample, NodeSample, TopSample
@@ -60,17 +60,17 @@ def cpu_words(node: NodeSample) -> Cell:
     load, share = node.load, cpu_share(node)
     if load is None or share is None:
         return UNKNOWN
-    return f"{bar(share)} {load.cores:.1f} of {load.cpus}", heat(share)
+    return f"{share_bar(share)} {load.cores:.1f} of {load.cpus}", heat(share)
 
 
 def memory_words(node: NodeSample) -> Cell:
     load, used = node.load, memory_share(node) or 0.0
     if load is None:
         return UNKNOWN
-    words = f"{bar(used)} {text.size(load.memory - load.available, binary=True)}"
+    words = f"{share_bar(used)} {text.format_bytes(load.memory - load.available, binary=True)}"
     if not load.swapped:
         return words, styles.FAILED if used >= NO_ROOM else heat(used)
-    return f"{words}, {text.size(load.swapped, binary=True)} swapped", styles.FAILED
+    return f"{words}, {text.format_bytes(load.swapped, binary=True)} swapped", styles.FAILED
 
 
 def disk_words(node: NodeSample) -> Cell:
@@ -79,7 +79,7 @@ def disk_words(node: NodeSample) -> Cell:
         return "-"
     share = load.disk_free / load.disk
     style = styles.FAILED if share < LITTLE_DISK / 5 else styles.WARNING
-    return text.size(load.disk_free), style if share < LITTLE_DISK else ""
+    return text.format_bytes(load.disk_free), style if share < LITTLE_DISK else ""
 
 
 def gpus_of(node: NodeSample) -> Cell:
@@ -203,7 +203,7 @@ def speed_words(job: JobSample) -> str:
 
 
 def place_words(job: JobSample) -> str:
-    short = folded(job.nodes)
+    short = fold_names(job.nodes)
     if "[" in short and len(short) <= LONGEST_PLACE:
         return short
     more = f" and {len(job.nodes) - 2} more" if len(job.nodes) > 2 else ""
@@ -224,7 +224,9 @@ def job_table(now: float) -> Table[JobSample]:
                 drop=1,
             ),
             Column("SPEED", speed_words, drop=2),
-            Column("FOR", lambda job: text.duration(round(max(1.0, now - job.since))), drop=3),
+            Column(
+                "FOR", lambda job: text.format_duration(round(max(1.0, now - job.since))), drop=3
+            ),
             Column("USER", lambda job: job.user, drop=4),
             Column("NODES", place_words, drop=5),
             Column("COMMAND", lambda job: job.command[:LONGEST_COMMAND] or "-", drop=6),
@@ -265,14 +267,14 @@ RANKS: Table[RankProgress] = Table(
 
 
 def time_words(value: float | None, unit: float = 1.0) -> str:
-    return "-" if value is None else text.duration(value * unit)
+    return "-" if value is None else text.format_duration(value * unit)
 
 
 def size_words(value: float | None) -> str:
-    return "-" if value is None else text.size(value, binary=True)
+    return "-" if value is None else text.format_bytes(value, binary=True)
 
 
-def bar(share: float) -> str:
+def share_bar(share: float) -> str:
     """Return a bar of a share, drawn in eighths of a character."""
     eighths = round(max(0.0, min(1.0, share)) * BAR_CHARACTERS * 8)
     full, rest = divmod(eighths, 8)
@@ -288,7 +290,7 @@ def gpu_words(gpus: Sequence[Gpu]) -> str:
     words = f"{len(gpus)} x {UNKNOWN}"
     if busy:
         mean = sum(busy) / len(busy)
-        words = f"{bar(mean / 100)} {len(gpus)} x {mean:.0f} %"
+        words = f"{share_bar(mean / 100)} {len(gpus)} x {mean:.0f} %"
         if max(busy) - min(busy) > 20:
             words += f" ({min(busy)} to {max(busy)})"
     hot = [gpu.temperature for gpu in gpus if gpu.temperature is not None]
@@ -299,7 +301,7 @@ def gpu_words(gpus: Sequence[Gpu]) -> str:
 
 def gpu_memory(gpus: Sequence[Gpu]) -> str:
     used, whole = memory_of(gpus)
-    return f"{bar(used / whole)} {text.size(used, binary=True)}" if whole else "-"
+    return f"{share_bar(used / whole)} {text.format_bytes(used, binary=True)}" if whole else "-"
 
 
 def memory_of(gpus: Sequence[Gpu]) -> tuple[int, int]:
@@ -309,7 +311,7 @@ def memory_of(gpus: Sequence[Gpu]) -> tuple[int, int]:
 
 
 def rate(value: float | None) -> str:
-    return "-" if value is None else f"{text.size(value)}/s"
+    return "-" if value is None else f"{text.format_bytes(value)}/s"
 
 
 def to_json(sample: TopSample) -> dict[str, Any]:
@@ -320,6 +322,6 @@ def to_json(sample: TopSample) -> dict[str, Any]:
             known.update(problem=node.problem, fix=node.fix)
         else:
             known.update(received=node.received, sent=node.sent)
-            known.update(encode(node.checkup, nones=True))
+            known.update(encode_value(node.checkup, nones=True))
         nodes.append(known)
     return {"time": sample.time, "nodes": nodes, "jobs": [asdict(job) for job in sample.jobs]}

@@ -15,7 +15,7 @@ from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, Usa
 from orchestrator.common.files import open_plain
 from orchestrator.common.hosts import in_url, is_loopback
 from orchestrator.common.text import plural
-from orchestrator.common.wings import needed
+from orchestrator.common.wings import explain_missing_package
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import one_of
 from orchestrator.head.screen.output import say
@@ -26,7 +26,7 @@ from orchestrator.records.goodput import head_time
 from orchestrator.records.metrics import samples, trainers
 from orchestrator.records.metrics.lines import GrowingFile, Line
 from orchestrator.records.metrics.samples import Sample
-from orchestrator.trackers.known import KNOWN, Curves, module, opened
+from orchestrator.trackers.known import KNOWN, Curves, import_tracker, open_tracker
 
 # A lock in the experiment, held by the process that tracks it.
 TRACKING = ".tracking"
@@ -39,7 +39,7 @@ def track(where: Where, wanted: str | None, names: Sequence[str], options: Seque
     """Send the metrics of a job to trackers until it is over, or until Ctrl-C."""
     for name in names:
         one_of("--to", name, tuple(KNOWN))
-        module(KNOWN[name].package, KNOWN[name].imports)
+        import_tracker(KNOWN[name].package, KNOWN[name].imports)
     parameters = parsed(options, names)
     experiment = find_experiment(where, wanted)
     if experiment is None:
@@ -134,13 +134,13 @@ def parsed(options: Sequence[str], names: Sequence[str]) -> Mapping[str, dict[st
 def metrics(where: Where, host: str, port: int, token_file: Path | None) -> int:
     """Serve the state of all jobs to Prometheus until Ctrl-C."""
     token = token_of(host, token_file)
-    with needed("track --serve"):
-        from orchestrator.views.serve import listen, serve
+    with explain_missing_package("track --serve"):
+        from orchestrator.views.serve import listen_on_port, serve_app
         from orchestrator.views.track import exposition
-    listening = listen(host, port)
+    listening = listen_on_port(host, port)
     say(f"http://{in_url(host)}:{listening.getsockname()[1]}/metrics, until Ctrl-C")
     jobs = exposition.Exposition(where)
-    serve(exposition.app(jobs, token), listening)
+    serve_app(exposition.metrics_app(jobs, token), listening)
     return EXIT_DONE
 
 
@@ -207,7 +207,7 @@ class PassingOn:
             beside=True,
             axis="seconds" if kind == "nodes" else "",
         )
-        self.tracker = opened(name, curves, options)
+        self.tracker = open_tracker(name, curves, options)
 
     @property
     def outputs(self) -> Path:

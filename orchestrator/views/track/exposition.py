@@ -94,7 +94,7 @@ class Exposition:
     records: dict[Path, tuple[float, JobRecord | None]] = field(default_factory=dict)
 
     def text(self) -> str:
-        return written(self.points(time.time()))
+        return format_metrics(self.points(time.time()))
 
     def points(self, now: float) -> Iterator[Metric]:
         for each, record in self.current(now):
@@ -187,7 +187,7 @@ def of_node(sample: Sample, labels: dict[str, str]) -> Iterator[Metric]:
 # -- the text ---------------------------------------------------------------------------------
 
 
-def written(points: Iterable[Metric]) -> str:
+def format_metrics(points: Iterable[Metric]) -> str:
     """Format metrics as version 0.0.4 of the text format: those of one name stand together."""
     by_name: dict[str, dict[str, float]] = {}
     for name, labels, value in points:
@@ -215,7 +215,7 @@ def escaped(value: str) -> str:
 # -- server ----------------------------------------------------------------------------------------
 
 
-def app(exposition: Exposition, token: str) -> Starlette:
+def metrics_app(exposition: Exposition, token: str) -> Starlette:
     """Return the server of /metrics; with a token, it answers only clients that send it."""
     # Concurrent scrapes would read the same files.
     one_at_a_time = threading.Lock()

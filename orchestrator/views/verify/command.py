@@ -11,14 +11,14 @@ from typing import Any
 
 from orchestrator.common import files, text
 from orchestrator.common.errors import EXIT_CHECK, EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
-from orchestrator.common.text import duration
+from orchestrator.common.text import format_duration
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.commands import follow
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import PLAIN, Cell, Terminal, paint, say, table
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import LaunchRequest, resolve
-from orchestrator.protocol.message import parse
+from orchestrator.protocol.message import parse_object
 from orchestrator.protocol.spec import Target
 from orchestrator.records.experiment import Experiment
 
@@ -71,7 +71,7 @@ def request_of(arguments: LaunchArguments, measurement: Measurement) -> LaunchRe
 
 def read(experiment: Experiment) -> dict[str, Any] | None:
     try:
-        return parse(files.read_plain(experiment.path / "outputs" / "verify.json"))
+        return parse_object(files.read_plain(experiment.path / "outputs" / "verify.json"))
     except (OSError, ValueError):
         # The job ended before it measured anything, and has printed why.
         return None
@@ -88,7 +88,7 @@ def conclude(experiment: Experiment, measured: dict[str, Any], code: int, *, str
     about = {"exit_code": code, "experiment": str(experiment.path), "findings": findings}
     whole = {**about, **measured}
     path = experiment.path / "outputs" / "verify.json"
-    files.replace(path, f"{json.dumps(whole, indent=1)}\n")
+    files.replace_file(path, f"{json.dumps(whole, indent=1)}\n")
     output.result(whole, lambda terminal: f"\n{to_text(measured, bottlenecks, terminal)}")
     say(f"kept in {path}")
     return code
@@ -146,7 +146,7 @@ def measured(results: Mapping[str, Any], terminal: Terminal) -> list[str]:
         lines = [["", *(f"node {node}" for node in nodes)]]
         lines += [[f"node {a}", *(rates.get((a, b), "-") for b in nodes)] for a in nodes]
         delays = sorted(row["latency"] for row in results["pairs"])
-        spread = f"one way {duration(delays[0])} to {duration(delays[-1])}"
+        spread = f"one way {format_duration(delays[0])} to {format_duration(delays[-1])}"
         blocks.append(f"from a node to a node, Gb/s ({spread})\n{figures(lines, terminal)}")
     for kind in sorted(set(results["devices"])):
         pairs = zip(results["flops"], results["devices"], strict=True)
@@ -162,7 +162,7 @@ def figures(rows: Sequence[Sequence[Cell]], terminal: Terminal) -> str:
 
 
 def cell(row: Mapping[str, Any] | None) -> str:
-    return "-" if row is None else f"{duration(row['seconds'])} {8e-9 * row['busbw']:8.3f}"
+    return "-" if row is None else f"{format_duration(row['seconds'])} {8e-9 * row['busbw']:8.3f}"
 
 
 # -- the diagnosis ----------------------------------------------------------------------------
@@ -336,4 +336,4 @@ def operations(flops: float) -> str:
 
 def size(count: float) -> str:
     """Format a number of bytes in powers of two, like the sizes of the measurement."""
-    return text.size(count, binary=True)
+    return text.format_bytes(count, binary=True)

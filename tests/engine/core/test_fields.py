@@ -413,7 +413,7 @@ def test_pin_memory_applies_only_with_gpu(monkeypatch: pytest.MonkeyPatch, worke
     for pinning in (True, False):
         asked.clear()
         loading = {"num_workers": workers, "pin_memory": pinning}
-        config = parse.build(Config, {"dataloader": loading})
+        config = parse.build_dataclass(Config, {"dataloader": loading})
         ranks = Ranks(0, 1, 0, torch.device("cpu"), ())
         next(sources.TrainingSamples(Numbers(), config, ranks).epoch(0))
         assert any(asked) == pinning
@@ -457,7 +457,7 @@ def test_engine_reports_to_trackers(tmp_path: Path) -> None:
     assert [point.step for point in curves.Scalars("eval_loss")] == [2, 4]
     wrong = {"logging": {"tracker_options": {"mlfow": {}}, "trackers": ["mlflow"]}}
     with pytest.raises(UsageError, match="did you mean 'mlflow'"):
-        parse.build(Config, wrong)
+        parse.build_dataclass(Config, wrong)
 
 
 class Numbers:

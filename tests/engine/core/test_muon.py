@@ -136,7 +136,7 @@ def train_on_two_ranks(rank: int, directory: Path) -> None:
 
 def test_config_gives_muon_matrices_of_blocks() -> None:
     keys = {"name": "muon", "lr": 1e-3, "muon_lr": 2e-2, "weight_decay": 0.1}
-    config = parse.build(Config, {"optimizer": keys})
+    config = parse.build_dataclass(Config, {"optimizer": keys})
     model = build.build(config)
     names = {id(p): name for name, p in plain_names.parameters(model)}
     parts = configured(config, model)(list(model.parameters()))
@@ -156,7 +156,7 @@ def test_config_gives_muon_matrices_of_blocks() -> None:
 
 
 def test_muon_refuses_model_without_blocks() -> None:
-    config = parse.build(Config, {"optimizer": {"name": "muon"}})
+    config = parse.build_dataclass(Config, {"optimizer": {"name": "muon"}})
     with pytest.raises(UsageError, match=r"matrices inside repeated blocks.*has none"):
         configured(config, net())
 

@@ -76,7 +76,7 @@ def weights(job: Job) -> dict[str, torch.Tensor]:
 
 def plain_loop() -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
     """Train by the config in a minimal plain loop, with the engine's order of data alone."""
-    made: Config = parse.build(Config, config())
+    made: Config = parse.build_dataclass(Config, config())
     torch.manual_seed(0)
     model = own.model()
     groups = [

@@ -24,10 +24,12 @@ DIR = {"save_to": "here"}
 
 def asked(keys: dict[str, Any] | None = None, **more: Any) -> TrainingRequest:
     sections = {"checkpoint": keys or {}} if "training" not in (keys or {}) else keys or {}
-    config = parse.build(Config, {"training": {"max_steps": settings.UNENDING}} | sections)
+    config = parse.build_dataclass(
+        Config, {"training": {"max_steps": settings.UNENDING}} | sections
+    )
     if "training" in sections:
         training = {"max_steps": settings.UNENDING, **sections["training"]}
-        config = parse.build(Config, {"training": training})
+        config = parse.build_dataclass(Config, {"training": training})
     arguments: dict[str, Any] = {**NOTHING, "resume": False, "epochs": 1, **more}
     return settings.request_of(config, sections, **arguments)
 

@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 
 
 def config(**sections: Any) -> Config:
-    return parse.build(Config, sections)
+    return parse.build_dataclass(Config, sections)
 
 
 # -- order --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ SMALL = {"vocab_size": 61, "model_dim": 48, "num_layers": 3, "num_heads": 6, "lo
 
 def config(sections: dict[str, Any] | None = None, **model: Any) -> Config:
     sections = {"dataset": {"kind": "synthetic"}, **(sections or {})}
-    return parse.build(Config, {**sections, "model": {**SMALL, **model}})
+    return parse.build_dataclass(Config, {**sections, "model": {**SMALL, **model}})
 
 
 def decoder(seed: int = 0, **model: Any) -> Decoder:
@@ -217,7 +217,7 @@ def test_mesh_of_any_shape_starts_with_same_values(
     words = {"model_dim": 24, "num_layers": 1, "vocab_size": 61, "num_heads": 2}
     more = {"tie_embeddings": True} if kind == "decoder" else {"sparse_features": 300}
     data = {"dataset": {"kind": "synthetic"}, "model": {"kind": kind, **words, **more}}
-    wanted = parse.build(Config, data)
+    wanted = parse.build_dataclass(Config, data)
     for rank in range(math.prod(shape)):
         # Torch remembers the rank of a mesh as long as a process lives.
         pid = os.fork()
@@ -266,7 +266,7 @@ def test_llama_has_published_flops() -> None:
 def test_nominal_count_is_tokens_or_samples() -> None:
     training = {"training": {"batch_size": 3, "gradient_accumulation": 2}}
     assert build.nominal_count(config(training), world=4) == 24 * 64
-    ranking = parse.build(
+    ranking = parse.build_dataclass(
         Config, {**training, "model": {"kind": "ranking"}, "dataset": {"kind": "synthetic"}}
     )
     assert build.nominal_count(ranking, world=4) == 24

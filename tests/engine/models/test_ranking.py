@@ -28,7 +28,9 @@ SMALL = {
 
 
 def config(**model: Any) -> Config:
-    return parse.build(Config, {"model": {**SMALL, **model}, "dataset": {"kind": "synthetic"}})
+    return parse.build_dataclass(
+        Config, {"model": {**SMALL, **model}, "dataset": {"kind": "synthetic"}}
+    )
 
 
 def ranking(**model: Any) -> Ranking:

@@ -58,7 +58,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(name: str = "mine.models:build", **args: Any) -> Config:
     model = {"target": name, "args": args}
-    return parse.build(Config, {"model": model, "training": {"seed": 4}})
+    return parse.build_dataclass(Config, {"model": model, "training": {"seed": 4}})
 
 
 def test_target_model_is_built_with_seed() -> None:
@@ -115,7 +115,9 @@ ONE = torch.tensor(1.5)
 
 def test_target_loss_is_called_with_model_and_batch() -> None:
     sections = {"training": {"loss": "mine.models:loss"}, "model": {"target": "mine.models:build"}}
-    totals = build.loss_of(parse.build(Config, sections))(nn.Linear(3, 2), torch.ones(5, 3))
+    totals = build.loss_of(parse.build_dataclass(Config, sections))(
+        nn.Linear(3, 2), torch.ones(5, 3)
+    )
     _, count = totals["loss"]
     assert count == 5
     assert count.dtype == torch.int64
@@ -156,7 +158,7 @@ def test_documented_example_trains(tmp_path: Path) -> None:
     text = (Path(__file__).parents[3] / "docs" / "own_model.md").read_text()
     blocks = dict(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL))
     (tmp_path / "my_model.py").write_text(blocks["python"])
-    wanted = parse.build(Config, yaml.safe_load(blocks["yaml"]))
+    wanted = parse.build_dataclass(Config, yaml.safe_load(blocks["yaml"]))
     model, loss = build.build(wanted), build.loss_of(wanted)
     source, held_out = sources.sources(wanted)
     assert held_out is not None

@@ -46,7 +46,7 @@ def asking(run_dir: RunDir, trace: ProfileRequest, states: list[ProfileState]) -
 
 
 def traced(path: Path) -> tuple[dict[str, Any], list[TraceEvent]]:
-    with timeline.opened(path) as trace:
+    with timeline.open_trace(path) as trace:
         events = list(what_matters(trace.events()))
         return trace.about, events
 

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.engine import train
 from orchestrator.protocol.events import UNSAVED, RankSlow, from_report
-from orchestrator.protocol.message import parse
+from orchestrator.protocol.message import parse_object
 from tests.engine.core.test_parity import fsdp
 from tests.engine.saving.test_resume import STEPS, checkpoints, job, losses, resumed, saving
 from tests.engine.worlds import NAME, Job, run
@@ -170,7 +170,7 @@ def test_node_without_room_is_reported_at_once_and_at_end(
     else:
         # The other node has all of it.
         assert on_disk(tight, 0, 6) == [".metadata", "__0_0.distcp", "manifest.json"]
-    event = from_report(parse((tight.path / "reports").read_bytes().splitlines()[0]))
+    event = from_report(parse_object((tight.path / "reports").read_bytes().splitlines()[0]))
     assert isinstance(event, RankSlow) and why in event.text
     assert (event.cause, event.who, event.node, event.step) == (UNSAVED, 1, 1, 2)
 

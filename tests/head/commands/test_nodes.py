@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.commands.machines.nodes import MACHINES, Answer, reasons, to_text, warm_text
+from orchestrator.head.commands.machines.nodes import (
+    MACHINES,
+    Answer,
+    reasons,
+    to_text,
+    warm_text,
+)
 from orchestrator.head.follow import stop
 from orchestrator.head.nodes import machine
 from orchestrator.head.nodes.facts import Facts, ProbedNode

@@ -192,7 +192,7 @@ def test_pinned_experiment_is_kept(root: Path, typed: Typed) -> None:
 
 @pytest.fixture
 def removal(root: Path) -> Iterator[Removal]:
-    with files.opened(root) as fd:
+    with files.open_directory(root) as fd:
         yield Removal(fd, root)
 
 

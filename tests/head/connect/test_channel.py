@@ -24,7 +24,12 @@ from orchestrator.head.connect.subprocess_transport import LocalTransport, Proce
 from orchestrator.head.nodes import library, server_command
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.nodes.server_command import FIRST_LINE, READ_PROGRAM, quote, sized
+from orchestrator.head.nodes.server_command import (
+    FIRST_LINE,
+    READ_PROGRAM,
+    quote,
+    sized,
+)
 from orchestrator.protocol.requests.follow import AskJobState
 from orchestrator.protocol.requests.machine import Probe
 from orchestrator.protocol.requests.request import Answered, Ping

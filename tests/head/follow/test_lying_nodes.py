@@ -52,7 +52,7 @@ count = itertools.count()
 
 
 def frame(kind: bytes, payload: bytes) -> bytes:
-    return frames.header(kind, len(payload)) + payload
+    return frames.frame_header(kind, len(payload)) + payload
 
 
 def in_json(data: Any) -> bytes:

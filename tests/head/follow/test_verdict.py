@@ -13,7 +13,7 @@ from orchestrator.head.follow.verdict import (
     to_lines,
 )
 from orchestrator.protocol.events import Ended, RankEnded
-from orchestrator.protocol.message import decode
+from orchestrator.protocol.message import decode_value
 from orchestrator.records.outcome import JobVerdict, OtherFailure
 
 
@@ -24,12 +24,12 @@ def of_rank(node: int, name: str, event: dict[str, Any], time: float) -> Failure
     """
     fields = dict(event)
     words, ahead = fields.pop("words", ""), fields["time"] - time
-    return verdict.of_rank(node, name, decode(RankEnded, fields, ahead=ahead), words)
+    return verdict.of_rank(node, name, decode_value(RankEnded, fields, ahead=ahead), words)
 
 
 def of_torchrun(node: int, name: str, event: dict[str, Any], time: float) -> Failure:
     fields = {"time": time, "why": "", "ranks": {}, "killed": {}, "left": [], **event}
-    return verdict.of_torchrun(node, name, decode(Ended, fields))
+    return verdict.of_torchrun(node, name, decode_value(Ended, fields))
 
 
 def ended(code: int, error: dict[str, Any] | None = None, rank: int = 3) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.protocol import events
 from orchestrator.protocol.facts import Checkup, Holder, Load, User
-from orchestrator.protocol.message import Message, decode, encode
+from orchestrator.protocol.message import Message, decode_value, encode_value
 from orchestrator.protocol.requests.follow import JobState
 from orchestrator.protocol.requests.request import Clock
 
@@ -17,7 +17,7 @@ M = TypeVar("M", bound=Message)
 
 def received(message: M, ahead: float) -> M:
     """Return a message as the head reads it from a node whose clock is `ahead` of the head's."""
-    return decode(type(message), encode(message), ahead=ahead)
+    return decode_value(type(message), encode_value(message), ahead=ahead)
 
 
 @pytest.mark.parametrize("off", [0.0, -2 * HOURS, 3 * HOURS])

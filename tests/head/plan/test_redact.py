@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.common.hiding import hide
+from orchestrator.common.hiding import hide_secrets
 from orchestrator.head.plan.model import EnvSetting
 from orchestrator.head.plan.redact import (
     env_apart,
@@ -130,9 +130,9 @@ def test_hide_replaces_secret_everywhere() -> None:
     secret = EnvSetting("NCCL_KEY", "hunter2", "--secret", yours=True, secret=True)
     assert settings([secret]) == {"NCCL_KEY": HIDDEN}
     data = {"a": ["--key=hunter2", 3, None], "b": secret}
-    hidden = hide(data, ["hunter2"])
+    hidden = hide_secrets(data, ["hunter2"])
     assert hidden == {"a": [f"--key={HIDDEN}", 3, None], "b": replace(secret, value=HIDDEN)}
-    assert hide(["abc", "ab"], ["ab"]) == ["abc", HIDDEN]
+    assert hide_secrets(["abc", "ab"], ["ab"]) == ["abc", HIDDEN]
     assert redacted_command(["--secret", "MY_TOKEN", "x"]) == ["--secret", "MY_TOKEN", "x"]
     assert redacted_command(["--secret", "T=hunter2"]) == ["--secret", f"T={HIDDEN}"]
 

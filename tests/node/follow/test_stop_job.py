@@ -77,7 +77,7 @@ def test_stopped_job_never_starts(new_job: NewJob, tmp_path: Path) -> None:
     assert refused(ServerSession(), spec)
     with pytest.raises(Refusal) as refusal:  # a large one, on its way
         session = ServerSession()
-        session.piece += zlib.compress(manifest.packed([]))
+        session.piece += zlib.compress(manifest.pack_entries([]))
         session.answer(Offer(into=RemoteDir(kind=HANDED, job=job.run.job, node=0)))
     assert refusal.value.kind == STOPPED
     assert not list(Path(job.run.path).parent.glob("0*/*"))

@@ -11,7 +11,7 @@ from orchestrator.node.job import cleanup, job_processes
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession
 from orchestrator.protocol.events import Ended, to_data
-from orchestrator.protocol.message import Nonsense, decode, encode
+from orchestrator.protocol.message import Nonsense, decode_value, encode_value
 from orchestrator.protocol.requests.follow import Remove
 from orchestrator.protocol.requests.start import Start
 from tests.node.running import Job, bare_spec, script, spec_of, wait_until
@@ -24,7 +24,7 @@ def left(home: Path, job: str, node: int = 0, **spec: Any) -> RunDir:
     run = RunDir(job, node)
     run.create()
     Path(run.log).write_text("x" * 10_000)
-    Path(run.spec).write_text(json.dumps({**encode(bare_spec()), **spec}))
+    Path(run.spec).write_text(json.dumps({**encode_value(bare_spec()), **spec}))
     if not spec:
         ended = Ended(time=0.0, agent=0, why="", ranks={}, killed={}, left=())
         Path(run.events).write_text(json.dumps(to_data(ended)) + "\n")
@@ -76,7 +76,7 @@ def test_remove_refuses_invalid_job_names(home: Path, who: tuple[Any, Any]) -> N
     (home / "runs/precious/1").mkdir(parents=True)
     (home / "precious").mkdir()
     try:
-        asked = decode(Remove, {"runs": [list(who)]})
+        asked = decode_value(Remove, {"runs": [list(who)]})
     except Nonsense:
         # The request is invalid, so no node receives it.
         return

@@ -15,7 +15,7 @@ import pytest
 from orchestrator.node.job import processes
 from orchestrator.node.machine import checkup
 from orchestrator.protocol.facts import Checkup, Torch
-from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.message import decode_value, encode_value
 from orchestrator.protocol.requests.machine import Examine
 from tests.node.job.trees import plant
 from tests.node.machine.test_nvidia import HEALTHY, LOST, UUID
@@ -53,7 +53,7 @@ def machine(tmp_path: Path) -> Path:
 
 def look(root: Path | str = "", **request: Any) -> Checkup:
     found = checkup.checkup(Examine(**{"workdir": "/", **request}), str(root))
-    assert decode(Checkup, json.loads(json.dumps(encode(found)))) == found
+    assert decode_value(Checkup, json.loads(json.dumps(encode_value(found)))) == found
     return found
 
 

@@ -13,7 +13,7 @@ from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine import nvidia, probe
 from orchestrator.node.machine.probe import gather, resolve_target
 from orchestrator.protocol.facts import Card, Leftover
-from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.message import decode_value, encode_value
 from orchestrator.protocol.requests.machine import Probe, Probed
 from orchestrator.protocol.spec import Target
 from tests.node.job.trees import plant
@@ -29,7 +29,7 @@ REQUEST = Probe(
 def test_probe_returns_facts_for_plan() -> None:
     """Through JSON, as over the link; the head adds what it alone knows."""
     found = Probed(**probe.probe(REQUEST), library="/lib")
-    sent = decode(Probed, json.loads(json.dumps(encode(found))))
+    sent = decode_value(Probed, json.loads(json.dumps(encode_value(found))))
     facts = Facts(**vars(sent), clock_offset=0.25)
     assert facts.hostname == socket.gethostname()
     assert facts.python == sys.executable

@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.head.connect.channel import Declined
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.protocol.message import encode
+from orchestrator.protocol.message import encode_value
 from orchestrator.protocol.requests.follow import AskJobState, End, Follow, RankState, Stop
 from orchestrator.protocol.requests.request import OTHER_VERSION
 from orchestrator.protocol.version import PROTOCOL
@@ -61,7 +61,7 @@ class StandIn:
 
 
 def spec_with(**more: Any) -> dict[str, Any]:
-    spec: dict[str, Any] = encode(bare_spec())
+    spec: dict[str, Any] = encode_value(bare_spec())
     del spec["version"]
     return {**spec, **more}
 

@@ -20,7 +20,7 @@ from orchestrator.protocol.requests.transfer import (
 
 
 def keep(run: RunDir, name: str, content: bytes) -> None:
-    listing = manifest.packed([ManifestEntry(name.encode(), FILE, 0o600, len(content), b"")])
+    listing = manifest.pack_entries([ManifestEntry(name.encode(), FILE, 0o600, len(content), b"")])
     session = ServerSession(0o022)
     session.piece += zlib.compress(listing)
     session.answer(Offer(into=RemoteDir(kind=HANDED, job=run.job, node=run.node)))

@@ -83,7 +83,7 @@ def test_write_error_names_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         session.piece += data
         return session.answer(request)
 
-    packed = zlib.compress(manifest.packed(entries()))
+    packed = zlib.compress(manifest.pack_entries(entries()))
     asked(Offer(into=RemoteDir(directory=str(tmp_path))), packed)
     data = FilePart(0, 0, 3).packed() + b"one"
     written = asked(Contents(size=len(data)), zlib.compress(data))

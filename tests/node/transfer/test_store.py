@@ -53,7 +53,7 @@ ENTRIES = (
     ManifestEntry(b"void/inner", DIRECTORY, 0o755, 0, b""),
     ManifestEntry(b"way", LINK, 0, 0, b"pkg/b.py"),
 )
-LISTING = manifest.packed(ENTRIES)
+LISTING = manifest.pack_entries(ENTRIES)
 DIGEST = manifest.digest_of(LISTING)
 ENDED = Ended(time=1.0, agent=0, why="", killed={}, left=(), ranks={})
 
@@ -170,7 +170,7 @@ def test_invalid_requests_are_refused(store: Store) -> None:
     session, into = ServerSession(), RemoteDir(kind=STORE)
     with pytest.raises(Refusal, match="no list of files"):
         asked(session, Offer(into=into), LISTING[1:-1])
-    nameless = manifest.packed([ENTRIES[0]._replace(value=b"")])
+    nameless = manifest.pack_entries([ENTRIES[0]._replace(value=b"")])
     with pytest.raises(Refusal, match="without its checksum"):
         asked(session, Offer(into=into), nameless)
     part = FilePart(0, 0, 1).packed() + b"x"

@@ -54,8 +54,8 @@ def test_events_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     sample = json.dumps({"time": 3, **LINE}) + "\n"
     path.write_text('{"time": 1, "cause": "x"}\n{"time": "now", "cause": "y"}\n' + sample * 99)
     read: list[bytes] = []
-    parsed = lines.parsed
-    monkeypatch.setattr(lines, "parsed", lambda raw: (read.append(raw), parsed(raw))[1])
+    parsed = lines.parse_line
+    monkeypatch.setattr(lines, "parse_line", lambda raw: (read.append(raw), parsed(raw))[1])
     events = Events(path)
     assert [each.cause for each in events.read()] == ["x"]
     assert len(read) == 2, "a sample is none"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.config.launch import Where
-from orchestrator.views.dashboard.app import Board, Guard, app
+from orchestrator.views.dashboard.app import Board, Guard, dashboard_app
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Site:
     def __post_init__(self) -> None:
         self.guard = Guard(8321)
         self.board = Board(Where(experiments=self.root), self.guard, self.stop)
-        self.app = app(self.board)
+        self.app = dashboard_app(self.board)
 
     def stop(self, name: str) -> str:
         self.stopped.append(name)

@@ -11,8 +11,8 @@ import pytest
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
 from orchestrator.views.dashboard.app import MOST_PAGES, Guard
-from orchestrator.views.dashboard.command import stop
-from orchestrator.views.serve import listen
+from orchestrator.views.dashboard.command import stop_job
+from orchestrator.views.serve import listen_on_port
 from tests.node.running import wait_until
 from tests.views.dashboard.client import Site
 from tests.views.report.reports import experiment, line
@@ -100,7 +100,7 @@ def test_stop_runs_no_local_file_and_takes_no_option(
     (tmp_path / "experiments").mkdir(mode=0o700)
     monkeypatch.chdir(tmp_path)
     name = f"--ssh-config={RUN}"
-    answer = stop(Where(experiments=Path("experiments")), name)
+    answer = stop_job(Where(experiments=Path("experiments")), name)
     assert f"there is no experiment '{name}'" in answer
 
 
@@ -233,10 +233,10 @@ def test_number_of_cached_pages_is_bounded(site: Site) -> None:
 def test_invalid_host_or_taken_port_is_refused() -> None:
     for host in ("a..b", "x" * 70, "999.1.1.1"):
         with pytest.raises(UsageError, match=f"--host {re.escape(host)}: "):
-            listen(host, 0)
-    with listen("127.0.0.1", 0) as taken:
+            listen_on_port(host, 0)
+    with listen_on_port("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"^127.0.0.1 port {port}: Address already in use\n"):
-            listen("127.0.0.1", port)
-        with listen("127.0.0.1", port, 0) as other:
+            listen_on_port("127.0.0.1", port)
+        with listen_on_port("127.0.0.1", port, 0) as other:
             assert other.getsockname()[1] != port

@@ -62,14 +62,14 @@ def test_newest_profile_is_taken(tmp_path: Path) -> None:
         cpu_trace(path, 0, 0, 0)
         os.utime(path, (1e9 - age, 1e9 - age))
     (tmp_path / "step_00000099").mkdir()
-    assert command.newest(tmp_path) == tmp_path / "step_00000002"
-    assert command.newest(tmp_path / "nowhere") is None
+    assert command.newest_traces(tmp_path) == tmp_path / "step_00000002"
+    assert command.newest_traces(tmp_path / "nowhere") is None
 
 
 def test_two_traces_of_one_rank_are_refused(directory: Path) -> None:
     cpu_trace(directory / "rank_07.json.gz", 1, 1, 0)
     with pytest.raises(UsageError, match=r"rank_07\.json\.gz is a second trace of rank 1"):
-        command.read(command.paths_in(directory))
+        command.read_traces(command.paths_in(directory))
 
 
 def test_host_name_of_node_is_cleaned(tmp_path: Path) -> None:
@@ -77,5 +77,5 @@ def test_host_name_of_node_is_cleaned(tmp_path: Path) -> None:
     event = {"ph": "X", "cat": "kernel", "name": "gemm", "tid": 7, "ts": 1, "dur": 2}
     text = json.dumps({"orchestrator": about, "traceEvents": [event]})
     (tmp_path / "rank_00.json").write_text(text)
-    (trace,) = command.read(command.paths_in(tmp_path))
+    (trace,) = command.read_traces(command.paths_in(tmp_path))
     assert trace.host == "a\u2401?<b>"

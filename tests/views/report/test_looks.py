@@ -18,7 +18,7 @@ def test_run_has_one_color_and_metric_one_dash(tmp_path: Path) -> None:
         sample_machines(made)
     add(both[1], step=20, eval_loss=0.5)
     told = [run_data.read_run_data(made, 1) for made in both]
-    found = charts.charts(told)
+    found = charts.metric_charts(told)
     of_a_run = {
         (line.run, line.color) for chart in found if not chart.stacked for line in chart.lines
     }
@@ -42,9 +42,9 @@ def test_fifth_line_is_dashed(tmp_path: Path) -> None:
 
 def test_steps_have_a_time(tmp_path: Path) -> None:
     told = run_data.read_run_data(experiment(tmp_path / "run", steps=40))
-    ((steps, times),) = charts.pictures([told])["axes"]
+    ((steps, times),) = charts.script_data([told])["axes"]
     assert (steps[:2], times[:2]) == ([1, 2], [1, 2])
-    assert '<option value="time">' in page.page([told], {})
+    assert '<option value="time">' in page.report_page([told], {})
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def add(made: Experiment, **line: object) -> None:
 def test_speed_names_its_unit(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=5)
     add(made, step=6, step_ms=1.0, tokens=600, tokens_per_s=1000.0, unit="samples")
-    text = page.page([run_data.read_run_data(made)], {})
+    text = page.report_page([run_data.read_run_data(made)], {})
     assert "samples per second" in text and "tokens" not in text.split("<script")[0]
 
 
@@ -80,6 +80,6 @@ def sized(path: Path, ranks: int, speed: float, **more: float) -> Experiment:
 
 def test_sizes_are_compared_per_rank(tmp_path: Path) -> None:
     runs = [sized(tmp_path / "large", 8, 6000.0), sized(tmp_path / "small", 2, 2000.0)]
-    headings, rows = page.runs([run_data.read_run_data(each, 1) for each in runs], {})
+    headings, rows = page.runs_table([run_data.read_run_data(each, 1) for each in runs], {})
     at = headings.index("per second and rank")
     assert [cells[at] for _, _, cells in rows] == ["750", "1k"]

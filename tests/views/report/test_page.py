@@ -54,7 +54,7 @@ def compared(experiments: Sequence[Experiment]) -> comparison.Differences:
 
 def parts_of(*experiments: Experiment) -> Parts:
     told = [run_data.read_run_data(each, len(experiments) - 1) for each in experiments]
-    return Parts(page.page(told, compared(experiments)))
+    return Parts(page.report_page(told, compared(experiments)))
 
 
 def drawn(parts: Parts, script: int = 0) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def test_validation_shares_chart_with_training(tmp_path: Path) -> None:
     ]
     with (made.path / "outputs" / "rank_00_metrics.jsonl").open("a") as file:
         file.write("".join(json.dumps(each) + "\n" for each in epochs))
-    own = charts.charts([run_data.read_run_data(made)])
+    own = charts.metric_charts([run_data.read_run_data(made)])
     known = {chart.title: [line.name for line in chart.lines] for chart in own}
     assert known["Loss per epoch"] == ["train_loss", "val_loss"]
     assert {"train_x", "val_y", "acc"} < known.keys()
@@ -120,8 +120,10 @@ def test_endless_line_is_cut(tmp_path: Path) -> None:
     """Forty lines of 64 KiB from each of 64 nodes would make the page too large to send."""
     made = experiment(tmp_path / "run", steps=3)
     made.log(made.read_record().nodes[0]).write_text(f"first{'x' * 60_000}last\n" * 40)
-    text = page.page([run_data.read_run_data(made)], {})
-    small = len(page.page([run_data.read_run_data(experiment(tmp_path / "small", steps=3))], {}))
+    text = page.report_page([run_data.read_run_data(made)], {})
+    small = len(
+        page.report_page([run_data.read_run_data(experiment(tmp_path / "small", steps=3))], {})
+    )
     assert len(text) - small < 41 * run_data.LONGEST_LINE_CHARACTERS + 1000
     assert "first" in text and "last" in text
 
@@ -155,14 +157,14 @@ def test_text_of_job_is_escaped(tmp_path: Path) -> None:
     made.log(record.nodes[0]).write_text(EVIL + "\n")
     metrics = made.path / "outputs" / "rank_00_metrics.jsonl"
     metrics.write_text(json.dumps({"step": 1, EVIL: 5.0, "step_ms": 1.0}) + "\n")
-    text = page.page([run_data.read_run_data(made)], {})
+    text = page.report_page([run_data.read_run_data(made)], {})
     parts = Parts(text)
     assert parts.tags.count("script") == 2 and "img" not in parts.tags
     assert not any(name.startswith("on") for name, _ in parts.attributes)
     # The page shows it as text.
     assert parts.words.count("alert(1)") >= 6
     policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)
-    assert policy and f"script-src {page.digest(parts.scripts[1])};" in policy[1]
+    assert policy and f"script-src {page.content_hash(parts.scripts[1])};" in policy[1]
 
 
 RANK_FAILED = JobVerdict(
@@ -181,7 +183,7 @@ def test_attempts_are_listed_and_marked(tmp_path: Path) -> None:
     made.write_record(dataclasses.replace(made.read_record(), attempts=[lost, last]))
     parts = parts_of(made)
     assert "attempt 1 ended: node lost; started again: a spare takes its place" in parts.words
-    text = page.page([run_data.read_run_data(made)], {})
+    text = page.report_page([run_data.read_run_data(made)], {})
     (cause,) = re.findall('<pre class="cause">(.*?)</pre>', text, re.DOTALL)
     # The page escapes it.
     assert "KeyError" in cause and "KeyError: 'labels'" not in cause
@@ -214,11 +216,11 @@ def test_unreadable_metrics_are_named(tmp_path: Path, monkeypatch: pytest.Monkey
     if me == 0:
         os.seteuid(65534)
     try:
-        (told,) = run_data.closed(Path())
+        (told,) = run_data.unreadable_metrics(Path())
     finally:
         os.seteuid(me)
     assert told.what.startswith("rank_00_metrics.jsonl cannot be read: Permission denied")
-    assert not [*run_data.closed(outputs)] or me != 0
+    assert not [*run_data.unreadable_metrics(outputs)] or me != 0
 
 
 def test_log_that_is_a_link_is_not_read(tmp_path: Path) -> None:

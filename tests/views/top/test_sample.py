@@ -41,22 +41,26 @@ def test_rates_need_two_looks() -> None:
 def test_slowest_rank_is_named_one_still_behind() -> None:
     even = [replace(rank(number), step_ms=100.0, own_ms=51.0) for number in range(4)]
     even[2] = replace(even[2], own_ms=91.0)
-    assert progress.slowest(progress.compared(even)) == "", "a busy machine is no straggler"
+    assert progress.slowest_rank(progress.compare_ranks(even)) == "", (
+        "a busy machine is no straggler"
+    )
     named = [replace(each, cause="slow compute" if each.rank == 2 else "") for each in even]
-    assert progress.slowest(progress.compared(named)) == "rank 2 +40%"
+    assert progress.slowest_rank(progress.compare_ranks(named)) == "rank 2 +40%"
     again = [replace(each, own_ms=51.0) for each in named]
-    assert progress.slowest(progress.compared(again)) == "", "it is as quick as the others again"
+    assert progress.slowest_rank(progress.compare_ranks(again)) == "", (
+        "it is as quick as the others again"
+    )
     unknown = [replace(each, own_ms=None, step_ms=None) for each in named]
-    assert progress.slowest(progress.compared(unknown)) == "rank 2"
-    assert progress.slowest([]) == ""
+    assert progress.slowest_rank(progress.compare_ranks(unknown)) == "rank 2"
+    assert progress.slowest_rank([]) == ""
 
 
 def test_slow_rank_of_earlier_attempt_is_not_named(tmp_path: Path) -> None:
     record = experiment(tmp_path / "run", steps=30).read_record()
-    assert progress.causes(record) == {2: "slow input"}
+    assert progress.slow_causes(record) == {2: "slow input"}
     ended = record.slow[0].time or 0.0
     attempt = Attempt(1, "job", 0.0, ended + 1.0, "failed", 1, None, [])
-    assert progress.causes(replace(record, attempts=[attempt])) == {}
+    assert progress.slow_causes(replace(record, attempts=[attempt])) == {}
 
 
 def test_progress_joins_rank_metrics_with_nodes(tmp_path: Path) -> None:

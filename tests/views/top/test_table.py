@@ -70,7 +70,7 @@ def test_rank_row_has_every_column() -> None:
     [(0.0, ""), (0.5, "████"), (1.0, "████████"), (7.0, "████████"), (0.14, "█▏"), (-1, "")],
 )
 def test_bars_have_one_width(share: float, drawn: str) -> None:
-    assert table.bar(share) == drawn.ljust(8)
+    assert table.share_bar(share) == drawn.ljust(8)
 
 
 def test_sick_gpus_are_counted() -> None:

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from orchestrator.protocol.message import decode, encode
+from orchestrator.protocol.message import decode_value, encode_value
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.experiments import create_experiment
 
@@ -14,7 +14,7 @@ def job(root: Path, name: str, **more: object) -> Experiment:
     made = create_experiment(root, name)
     nodes = [NodeRecord(0, "a", "a", None, None, "10.0.0.1", "python", 0, 1)]
     record = JobRecord("0123456789abcdef", made.name, "running", ["x"], nodes, NOW - 60)
-    made.write_record(decode(JobRecord, {**encode(record), "launch": {}, **more}))
+    made.write_record(decode_value(JobRecord, {**encode_value(record), "launch": {}, **more}))
     return made
 
 

@@ -14,8 +14,8 @@ from orchestrator.views.track.exposition import (
     OLD_SECONDS,
     STAYS_SECONDS,
     Exposition,
-    app,
-    written,
+    format_metrics,
+    metrics_app,
 )
 from tests.views.dashboard.client import ask
 from tests.views.track.jobs import NOW, job, tell
@@ -92,7 +92,7 @@ def test_lost_loss_is_exposed_as_nan(tmp_path: Path) -> None:
     tell(made, "rank_00_metrics.jsonl", {**told, "loss": 0.5}, {**told, "step": 8, "loss": None})
     assert [str(value) for _, value in points(tmp_path)["loss"]] == ["nan"]
     assert "mfu_ratio" not in points(tmp_path)
-    text = written(Exposition(Where(experiments=tmp_path)).points(NOW))
+    text = format_metrics(Exposition(Where(experiments=tmp_path)).points(NOW))
     assert [line.rpartition(" ")[2] for line in text.splitlines() if "_loss{" in line] == ["NaN"]
 
 
@@ -111,7 +111,7 @@ def test_ended_job_is_exposed_for_a_while(tmp_path: Path) -> None:
 
 def test_labels_are_escaped() -> None:
     bad = 'a"} 1\nevil{x="\\'
-    text = written([("loss", {"experiment": bad}, 0.5), ("step", {"rank": "0"}, 1.0)])
+    text = format_metrics([("loss", {"experiment": bad}, 0.5), ("step", {"rank": "0"}, 1.0)])
     assert text.splitlines()[-1] == ('orchestrator_loss{experiment="a\\"} 1\\nevil{x=\\"\\\\"} 0.5')
     assert [line.split()[2] for line in text.splitlines() if "TYPE" in line] == [
         "orchestrator_step",
@@ -135,7 +135,7 @@ def test_requests_need_path_and_token(
     tmp_path: Path, token: str, path: str, headers: dict[str, str], code: int
 ) -> None:
     job(tmp_path, "one")
-    served = app(Exposition(Where(experiments=tmp_path)), token)
+    served = metrics_app(Exposition(Where(experiments=tmp_path)), token)
     got = asyncio.run(ask(served, path, headers=headers))
     assert got.code == code
     assert ("orchestrator_job_state{" in got.text) == (code == 200)

@@ -20,7 +20,7 @@ from orchestrator.common.errors import (
     CheckFailed,
     UsageError,
 )
-from orchestrator.common.hosts import listed
+from orchestrator.common.hosts import join_names
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import waiting_time
 from orchestrator.head.connect.ssh import SshTransport
@@ -132,7 +132,7 @@ def answer_interrupts(execution: Execution) -> list[int]:
         came.append(number)
         if len(came) > 1:
             # The programs end with their connections, so leaving at once is safe.
-            interrupt.leave(EXIT_STOPPED)
+            interrupt.exit_at_once(EXIT_STOPPED)
         execution.end(STOPPED)
 
     for number in interrupt.SIGNALS:
@@ -154,7 +154,7 @@ def summary(outcomes: Sequence[ExecOutcome]) -> str:
     for (code, about), fix, nodes in sorted(alike, key=lambda kind: kind[0][0] == 0):
         painted = "0" if code == 0 else ("-" if code is None else str(code), styles.FAILED)
         numbers, names = zip(*((node.index, node.node.name) for node in nodes), strict=True)
-        rows.append([in_words(numbers), listed(names), painted, about])
+        rows.append([in_words(numbers), join_names(names), painted, about])
         rows += [["", "", "", f"-> {fix}"]] * bool(fix)
     return output.table(rows, output.terminal(sys.stderr), headed=True)
 
@@ -219,7 +219,7 @@ def folded(nodes: Sequence[NumberedNode], streams: Streams) -> Iterator[tuple[st
             groups.setdefault(bytes(stream.data), []).append(node)
     for data, group in groups.items():
         names = in_words([node.index for node in group])
-        heading = f"--- {names} ({listed([node.node.name for node in group])})"
+        heading = f"--- {names} ({join_names([node.node.name for node in group])})"
         yield heading, data.decode("utf-8", "replace")
 
 

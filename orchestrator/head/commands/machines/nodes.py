@@ -16,7 +16,7 @@ from orchestrator.common.errors import (
     EXIT_NODE,
     OrchestratorError,
 )
-from orchestrator.common.text import duration, size
+from orchestrator.common.text import format_bytes, format_duration
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached, ask_once
@@ -34,7 +34,7 @@ from orchestrator.head.start.selection import diagnose
 from orchestrator.head.status import status
 from orchestrator.head.status.status import without_record
 from orchestrator.protocol.facts import Checkup
-from orchestrator.protocol.message import encode
+from orchestrator.protocol.message import encode_value
 from orchestrator.protocol.requests.claims import WAITING, ClaimEntry, in_words
 from orchestrator.protocol.requests.machine import Examine
 from orchestrator.protocol.requests.start import LockTableState, ReadLockTable
@@ -58,7 +58,7 @@ MACHINES: Table[Machine] = Table(
             absent=lambda _: ("unreachable", LOST),
         ),
         Column("CPUS", lambda node: str(node.cpus)),
-        Column("MEMORY", lambda node: text.size(node.memory, binary=True)),
+        Column("MEMORY", lambda node: text.format_bytes(node.memory, binary=True)),
         Column("DISK FREE", machine.disk_text),
         Column("TORCH", lambda node: node.torch or ("none", styles.WARNING)),
         Column("GPUS", machine.gpu_text),
@@ -168,7 +168,8 @@ LINES: Table[NodeLine] = Table(
         Column("JOB", lambda line: line.entry.job),
         Column("ON", what),
         Column(
-            "SINCE", lambda line: text.duration(round(max(0.0, time.time() - line.entry.since)))
+            "SINCE",
+            lambda line: text.format_duration(round(max(0.0, time.time() - line.entry.since))),
         ),
     )
 )
@@ -292,9 +293,9 @@ def words_of(answer: Answer) -> Iterator[list[str]]:
         yield from [[f"processes {left} do not end (stuck in the kernel?)"]] * bool(left)
     elif isinstance(answer, StandbyStates):
         for each in answer.standbys:
-            left = f"{duration(round(each.seconds_left))} left"
+            left = f"{format_duration(round(each.seconds_left))} left"
             state = "warm" if each.ready else "importing"
-            yield [state, left, size(each.memory, binary=True), each.python]
+            yield [state, left, format_bytes(each.memory, binary=True), each.python]
         if not answer.standbys:
             yield ["cold"]
 
@@ -306,6 +307,6 @@ def warm_data(answers: Replies) -> dict[str, object]:
         if isinstance(answer, OrchestratorError):
             rows.append({**place, "state": "unreachable", "why": answer.what})
             continue
-        data = encode(answer, nones=True)
+        data = encode_value(answer, nones=True)
         rows.append({**place, **({"warm": data["standbys"]} if "standbys" in data else data)})
     return {"nodes": rows}

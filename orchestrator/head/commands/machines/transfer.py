@@ -66,7 +66,7 @@ def to_text(
                 lambda part: f"{len(part.files)}{later}",
                 absent=lambda _: ("-", styles.FAILED),
             ),
-            Column("SIZE", lambda part: "" if later else text.size(part.size)),
+            Column("SIZE", lambda part: "" if later else text.format_bytes(part.size)),
             Column(before, lambda part: str(part.kept)),
             Column("INTO", lambda part: part.into),
         ),

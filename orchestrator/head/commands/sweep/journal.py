@@ -18,7 +18,7 @@ from typing import TypeVar
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.head.screen.output import complain_once
-from orchestrator.protocol.message import Count, Moment, Nonsense, decode, parse
+from orchestrator.protocol.message import Count, Moment, Nonsense, decode_value, parse_object
 from orchestrator.records import experiments
 
 SWEEP, JOURNAL, STOP = "sweep.json", "journal.jsonl", "stop"
@@ -86,7 +86,7 @@ class Journal:
 
     def ask_to_stop(self) -> None:
         """Create the file that makes the sweep's process stop, on any machine."""
-        files.replace(self.path / STOP, "")
+        files.replace_file(self.path / STOP, "")
 
     @property
     def stop_is_asked(self) -> bool:
@@ -98,7 +98,7 @@ T = TypeVar("T")
 
 def decoded(kind: type[T], data: bytes, path: Path) -> T:
     try:
-        return decode(kind, parse(data), newer=True)
+        return decode_value(kind, parse_object(data), newer=True)
     except Nonsense as error:
         raise UsageError(f"{path} was changed: {error}") from None
 

@@ -29,10 +29,10 @@ from orchestrator.common.errors import (
     EXIT_STOPPED,
     OrchestratorError,
     UsageError,
+    did_you_mean,
     import_optional,
-    nearest,
 )
-from orchestrator.common.text import duration
+from orchestrator.common.text import format_duration
 from orchestrator.config.launch import (
     LONGEST_NOTE,
     LaunchArguments,
@@ -270,7 +270,7 @@ def last_value(experiment: Experiment, record: JobRecord, metric: str) -> tuple[
         logs = log_files(experiment, record.nodes)
         values = [value for log in logs for value in printed(log.text, metric)]
     if not values:
-        return None, f"nothing measured or printed {metric}{nearest(metric, known)}"
+        return None, f"nothing measured or printed {metric}{did_you_mean(metric, known)}"
     if not math.isfinite(values[-1]):
         return None, f"the last {metric} is {values[-1]}"
     return values[-1], ""
@@ -453,7 +453,7 @@ def report_end(sweep: Sweep, end: MemberState) -> None:
     value = f", {sweep.metric} {end.value:.6g}" if end.value is not None else ""
     why = f": {first_line(end.problem)}" if end.problem else ""
     of = f"{len(sweep.ends)}/{len(sweep.supply)}"
-    took = f" after {duration(end.seconds)}" if end.experiment else ""
+    took = f" after {format_duration(end.seconds)}" if end.experiment else ""
     say(f"{of}: {end.member} ({cut(end.words)}) {end.state}{took}{value}{why}")
 
 

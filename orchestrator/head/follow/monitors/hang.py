@@ -283,10 +283,10 @@ class HangMonitor(Watcher[Failure]):
             directory.mkdir(mode=0o700, exist_ok=True)
             for rank, stacks in ranks:
                 path = directory / f"node_{rank.node}_rank_{rank.rank}_stacks.txt"
-                files.replace(path, stacks.stacks.encode("utf-8", "replace"))
+                files.replace_file(path, stacks.stacks.encode("utf-8", "replace"))
                 if stacks.collectives:
                     path = path.with_name(f"node_{rank.node}_rank_{rank.rank}_collectives.json")
-                    files.replace(path, stacks.collectives.encode("utf-8", "replace"))
+                    files.replace_file(path, stacks.collectives.encode("utf-8", "replace"))
             say(f"the stacks and collectives of all ranks are in {directory}")
         except OSError as error:
             say(f"{directory} cannot be written: {error.strerror}")

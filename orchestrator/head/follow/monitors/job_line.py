@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from orchestrator.common.text import duration
+from orchestrator.common.text import format_duration
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.screen import styles
@@ -65,7 +65,7 @@ class JobLine:
                 ),
                 (self.stall, styles.WARNING, 1),
             ]
-        return [(f"{self.phase()} {duration(max(1, round(seconds)))}", "", 0)]
+        return [(f"{self.phase()} {format_duration(max(1, round(seconds)))}", "", 0)]
 
     def phase(self) -> str:
         nodes = self.job.nodes

@@ -44,7 +44,7 @@ from orchestrator.head.transfer.growing import GrowingFiles
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS
-from orchestrator.protocol.message import Nonsense, parse
+from orchestrator.protocol.message import Nonsense, parse_object
 from orchestrator.protocol.requests.follow import (
     End,
     Follow,
@@ -385,7 +385,7 @@ class NodeFollower:
         try:
             for line in lines:
                 try:
-                    known = parse(line)
+                    known = parse_object(line)
                 except Nonsense:
                     # A crash or a full disk left the line incomplete.
                     continue

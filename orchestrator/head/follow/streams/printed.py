@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.common import files
 from orchestrator.head.screen.log_reader import LogFile, LogReader
-from orchestrator.protocol.message import decode, parse, to_json
+from orchestrator.protocol.message import decode_value, parse_object, to_json
 from orchestrator.records.metrics import trainers
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ class Printed:
 
         sizes = {int(rank): size_of(path) for rank, path in self.paths.items()}
         with contextlib.suppress(OSError):
-            files.replace(self.state, to_json(State(self.job, offset, sizes, tellers)))
+            files.replace_file(self.state, to_json(State(self.job, offset, sizes, tellers)))
             self.saved = time.monotonic()
 
     def restored(self) -> int:
@@ -127,7 +127,7 @@ class Printed:
         from orchestrator.head.follow.streams.teller import State
 
         try:
-            state = decode(State, parse(files.read_plain(self.state)))
+            state = decode_value(State, parse_object(files.read_plain(self.state)))
         except (OSError, ValueError):
             # What its rows are made of is not known: none is written twice.
             return self.log.size()

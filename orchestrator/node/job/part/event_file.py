@@ -35,7 +35,7 @@ class EventFile:
         self.unwritten = b""
 
     def write(self, event: Event) -> None:
-        data = hiding.hide(events.to_data(event), self.secrets)
+        data = hiding.hide_secrets(events.to_data(event), self.secrets)
         fields = (f"{name}={data[name]}" for name in LOGGED if data.get(name) not in (None, ""))
         self.system.line("event %s", " ".join([str(data["event"]), *fields]))
         self.unwritten += json.dumps(data).encode("ascii") + b"\n"

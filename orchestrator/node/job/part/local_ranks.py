@@ -15,7 +15,7 @@ from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol import events
 from orchestrator.protocol.events import Event, RankEnded, RankError, RankEvent, RankState
-from orchestrator.protocol.message import Nonsense, decode, parse
+from orchestrator.protocol.message import Nonsense, decode_value, parse_object
 
 ENDED_BY_US = (-signal.SIGTERM, -signal.SIGKILL)
 
@@ -90,7 +90,7 @@ class LocalRanks:
         for line in lines:
             # Any program of this user can write to the FIFO.
             with contextlib.suppress(Nonsense):
-                yield events.from_report(parse(line))
+                yield events.from_report(parse_object(line))
 
     def take(self, report: RankEvent) -> RankEnded | None:
         """Write the event of a report; return it if a rank failed by itself."""
@@ -168,7 +168,7 @@ class LocalRanks:
     def error_of(self, local: int) -> RankError | None:
         try:
             with open(self.run.error(local), "rb") as file:
-                return decode(RankError, parse(file.read()))
+                return decode_value(RankError, parse_object(file.read()))
         except (OSError, Nonsense):
             return None
 

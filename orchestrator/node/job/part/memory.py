@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from orchestrator.common.text import size
+from orchestrator.common.text import format_bytes
 from orchestrator.node.job import processes
 from orchestrator.node.job.part.oom_evidence import SHM, control_groups, used_and_free
 from orchestrator.node.job.processes import Process
@@ -153,7 +153,7 @@ def below(running: Mapping[int, Process], pid: int) -> list[Process]:
 
 
 def binary(count: int) -> str:
-    return size(count, binary=True)
+    return format_bytes(count, binary=True)
 
 
 # -- what the kernel says -------------------------------------------------------------------------

@@ -270,7 +270,7 @@ class Rank:
         module = loaded(os.pardir, os.pardir, os.pardir, "common", "hiding")
         env = {**os.environ, **self.spec.get("env", {})}
         secrets = module.of_environment(env, self.spec.get("secrets", ()))
-        return lambda text: module.hide(text, secrets)
+        return lambda text: module.hide_secrets(text, secrets)
 
 
 def end_in_time(code: int) -> None:
