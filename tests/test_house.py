@@ -373,7 +373,7 @@ ASK_FOR_JSON = {
 
 
 def test_one_function_prints_json() -> None:
-    """A command gives output.result() its data and its words, and does not ask which is wanted."""
+    """A command gives print_result() its data and its words, and does not ask which is wanted."""
     asks = {show(path) for path in FILES if "as_json()" in path.read_text(encoding="utf-8")}
     assert asks == ASK_FOR_JSON
 

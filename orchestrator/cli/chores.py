@@ -38,7 +38,7 @@ def node_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) 
     """Complete the name of a node of the list."""
     from orchestrator.head.nodes import node_list
 
-    known = node_list.names(Path(ctx.params.get("nodes") or DEFAULT_NODES))
+    known = node_list.names_in_list(Path(ctx.params.get("nodes") or DEFAULT_NODES))
     return [name for name in known if name.startswith(incomplete)]
 
 
@@ -101,7 +101,7 @@ def exec_command(**params: Any) -> int:
     """
     from orchestrator.head.commands.machines import exec as chores
 
-    return chores.execute(**params)
+    return chores.run_on_nodes(**params)
 
 
 one_node = click.argument("chosen", metavar="N|NAME", shell_complete=node_names)
@@ -120,7 +120,7 @@ def ssh_command(**params: Any) -> int:
     from orchestrator.head.commands.machines import exec as chores
 
     words = params.pop("words")
-    chores.ssh(words=words[words[:1] == ("--",) :], **params)
+    chores.replace_by_ssh(words=words[words[:1] == ("--",) :], **params)
 
 
 @command("pull")
@@ -140,7 +140,7 @@ def pull_command(**params: Any) -> int:
     """
     from orchestrator.head.commands.machines import transfer
 
-    return transfer.pull(**params)
+    return transfer.pull_files(**params)
 
 
 @command("push")
@@ -158,7 +158,7 @@ def push_command(**params: Any) -> int:
     """
     from orchestrator.head.commands.machines import transfer
 
-    return transfer.push(**params)
+    return transfer.push_files(**params)
 
 
 # -- before launch ------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def plan_command(explain: bool, **params: Any) -> int:
     """Print what a launch would run on each node; start nothing."""
     from orchestrator.head.commands import launch
 
-    return launch.plan(arguments_from(params), explained=explain)
+    return launch.show_plan(arguments_from(params), explained=explain)
 
 
 @click.command("verify", cls=GroupedCommand, params=[*launch_options("verify")])
@@ -229,7 +229,7 @@ def doctor_command(quick: bool, hints: bool, **params: Any) -> int:
     """
     from orchestrator.head.commands.machines import nodes
 
-    return nodes.doctor(arguments_from(params), full=not quick, hints=hints)
+    return nodes.run_doctor(arguments_from(params), full=not quick, hints=hints)
 
 
 @click.command("bootstrap", cls=GroupedCommand, params=[*launch_options("nodes")])
@@ -255,7 +255,7 @@ def bootstrap_command(
     """
     from orchestrator.head.environments import command
 
-    return command.bootstrap(
+    return command.bootstrap_nodes(
         arguments_from(params), words, name=name, find_links=find_links, index=not no_index
     )
 
@@ -273,7 +273,7 @@ def init_command(hosts: tuple[str, ...], yes: bool, **params: Any) -> int:
     """
     from orchestrator.head.init import wizard
 
-    return wizard.init(arguments_from(params), hosts, yes=yes)
+    return wizard.make_node_list(arguments_from(params), hosts, yes=yes)
 
 
 @click.command("nodes", cls=GroupedCommand, params=[*launch_options("nodes")])
@@ -298,8 +298,8 @@ def nodes_command(
 
     arguments = arguments_from(params)
     if warm:
-        return nodes.warm(arguments.where, off=warm == "off")
-    return nodes.queue(arguments) if queue else nodes.nodes(arguments)
+        return nodes.warm_processes(arguments.where, off=warm == "off")
+    return nodes.show_queue(arguments) if queue else nodes.list_nodes(arguments)
 
 
 # -- jobs that others start: Slurm, or the user by hand ---------------------------------------

@@ -93,7 +93,7 @@ def attach(where: Where, experiment: str | None, quiet: bool, steal: bool) -> in
     """Follow a running job again: its logs, its end and exit code."""
     from orchestrator.head.commands import follow
 
-    return follow.attach(where, experiment, View(quiet=quiet), steal=steal)
+    return follow.attach_to_job(where, experiment, View(quiet=quiet), steal=steal)
 
 
 @cli.command()
@@ -130,7 +130,7 @@ def logs(
         return logs.show_system(where, experiment, node, last)
 
     view = View(node=node, rank=rank)
-    return logs.logs(where, experiment, view, follow=follow, last=last)
+    return logs.show_logs(where, experiment, view, follow=follow, last=last)
 
 
 @cli.command()
@@ -166,7 +166,7 @@ def ls(where: Where, running: bool, every: bool, tags: tuple[str, ...]) -> int:
     """List the jobs of this directory: step, loss, time left."""
     from orchestrator.head.commands import ls
 
-    return ls.ls(where, running=running, every=every, tags=tags)
+    return ls.list_jobs(where, running=running, every=every, tags=tags)
 
 
 @cli.command()
@@ -199,9 +199,9 @@ def stop(where: Where, experiment: str | None, grace: float | None, now: bool) -
     from orchestrator.head.commands.sweep import journal, sweep
 
     if experiment and (found := journal.known_as(where.experiments, experiment)):
-        return sweep.stop(where, found, 0.0 if now else grace)
+        return sweep.stop_sweep(where, found, 0.0 if now else grace)
 
-    return stop.stop(where, experiment, grace=0.0 if now else grace)
+    return stop.stop_job(where, experiment, grace=0.0 if now else grace)
 
 
 @cli.command("emergency-stop")

@@ -241,7 +241,7 @@ def verbosity_option() -> click.Option:
 def choose_color(_: click.Context, __: click.Parameter, color: bool | None) -> None:
     from orchestrator.head.screen import styles
 
-    styles.choose(color)
+    styles.choose_colors(color)
 
 
 def color_option(function: Any) -> Any:
@@ -266,7 +266,7 @@ def print_json(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
 
 
 def json_option(function: Any, group: str = "Options", help: str = "Print JSON.") -> Any:
-    """Add --json to a command, which prints its result by output.result()."""
+    """Add --json to a command, which prints its result by output.print_result()."""
     return click.option(
         "--json",
         cls=GroupedOption,

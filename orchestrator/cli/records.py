@@ -54,7 +54,7 @@ def rerun(
     from orchestrator.head.commands import rerun
 
     changes: dict[str, Any] = {"env": env, "overrides": overrides, "detach": detach}
-    return rerun.rerun(where, experiment, launch_arguments, **changes)
+    return rerun.rerun_experiment(where, experiment, launch_arguments, **changes)
 
 
 @command()
@@ -90,8 +90,10 @@ def checkpoint(where: Where, action: str, names: tuple[str, ...], **options: Any
         raise click.UsageError("it takes [EXP_OR_DIR], and for export OUT")
     source = sources[0] if sources else None
     if action == "export":
-        return checkpoints.export(where, source, Path(out), **options)
-    return (checkpoints.ls if action == "ls" else checkpoints.verify)(where, source)
+        return checkpoints.export_weights(where, source, Path(out), **options)
+    return (checkpoints.list_checkpoints if action == "ls" else checkpoints.verify_checkpoints)(
+        where, source
+    )
 
 
 @command()
@@ -242,4 +244,4 @@ def prune(where: Where, **options: Any) -> int:
     """
     from orchestrator.head.commands import prune
 
-    return prune.prune(where, **options)
+    return prune.prune_experiments(where, **options)

@@ -64,7 +64,7 @@ def sweep_command(**params: Any) -> int:
     own = {name: params.pop(name) for name in names}
     arguments = arguments_from(params)
     terms = sweep.Terms(
-        variables=space.variables(own.pop("grid")),
+        variables=space.parse_variables(own.pop("grid")),
         **{name: value for name, value in own.items() if value is not None},
     )
     program = arguments.program
@@ -73,7 +73,7 @@ def sweep_command(**params: Any) -> int:
         if terms.variables:
             raise UsageError("a file of command lines has all values itself", "leave --grid out")
         members = space.of_lines(text_of(program[0]))
-    return sweep.begin(arguments, terms, members)
+    return sweep.begin_sweep(arguments, terms, members)
 
 
 def text_of(name: str) -> str:

@@ -172,9 +172,9 @@ def checked(
 def address_of(master: str, patience: float) -> str:
     """Return its IP address; a container's name is known only once the container has started."""
     deadline = time.monotonic() + patience
-    if not queue.resolved(master):
+    if not queue.resolve_name(master):
         say(f"MASTER_ADDR {master!r} cannot be resolved here yet")
-    while not (address := queue.resolved(master)):
+    while not (address := queue.resolve_name(master)):
         if time.monotonic() > deadline:
             raise UsageError(
                 f"MASTER_ADDR {master!r} could not be resolved here within {patience:.0f} s",
@@ -259,7 +259,7 @@ def follow_lead(request: LaunchRequest, mine: MachinePart, nodes: Nodes, agreed:
 def begin(prepared: Prepared, mine: MachinePart, record: JobRecord, agreed: Agreed) -> Running:
     """Start this machine's part of a job that has a record."""
     # Supervisors ask no name server: one that hangs would hold up all that they do.
-    address = queue.resolved(mine.master) or mine.master
+    address = queue.resolve_name(mine.master) or mine.master
     planned = prepared.plan
     ports = TakenPorts(port=planned.master_port, peers_port=agreed.peers_port)
     first = meet(record, address, ports)
@@ -273,7 +273,7 @@ def make(request: LaunchRequest, mine: MachinePart, nodes: Nodes, agreed: Agreed
         whys=("its own",) * len(agreed.counts),
         master=mine.master,
         port=mine.port,
-        master_ip=queue.resolved(mine.master),
+        master_ip=queue.resolve_name(mine.master),
         index=mine.rank,
     )
     return make_plan(request, nodes, agreed.job, agreed.experiment, layout)

@@ -120,7 +120,7 @@ def queue_job(
     try:
         submitted.write("batch.sh", text(asked, launch, command, directory=submitted.path))
         submitted.write_signed(record)
-        job = queue.submit(str(submitted.path / "batch.sh"), env)
+        job = queue.submit_file(str(submitted.path / "batch.sh"), env)
     except OrchestratorError:
         submitted.discard()
         raise

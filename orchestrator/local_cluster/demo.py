@@ -64,7 +64,7 @@ def run_demo(
     if "python" not in arguments.launch and importlib.util.find_spec("torch") is None:
         what, fix = f"the demo trains with torch, and {sys.executable} has none", how_to_add(*TORCH)
         again = fix.startswith("uvx ") and sys.stdin.isatty()
-        if not again or not output.agreed(f"{what}: {fix}\nRun that, which downloads it?"):
+        if not again or not output.user_agrees(f"{what}: {fix}\nRun that, which downloads it?"):
             raise CheckFailed(what, fix)
         os.execvp("uvx", shlex.split(fix))
     directory = Path(tempfile.mkdtemp(prefix="orch-demo-"))
@@ -91,7 +91,7 @@ def run_demo(
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         left = ours(where)
         if left is not None and not left.read_record().over:
-            stop.stop(where, left.name, grace=0.0)
+            stop.stop_job(where, left.name, grace=0.0)
         cluster.stop()
         remove(directory)
     return code

@@ -14,7 +14,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from orchestrator.head.nodes.library import library
+from orchestrator.head.nodes.library import own_library
 from orchestrator.node.install import unpack
 
 
@@ -22,7 +22,7 @@ from orchestrator.node.install import unpack
 def compiled() -> Path:
     place = Path(tempfile.mkdtemp(prefix="orch-library-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
-    ours = library()
+    ours = own_library()
     unpack({name: data.decode() for name, data in ours.files}, str(place / ours.digest))
     compileall.compile_dir(place, quiet=2)
     return place / ours.digest

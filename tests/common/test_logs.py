@@ -100,7 +100,7 @@ def test_secrets_are_hidden_wherever_head_writes(
         output.say(f"heard {SECRET}")
     output.say(f"said {SECRET}")
     output.complain(f"n1: cannot read {SECRET}")
-    output.result([], lambda _: f"result {SECRET}")
+    output.print_result([], lambda _: f"result {SECRET}")
     # A name stays, as later heads reach the node by it.
     node = replace(NODE, name=SECRET)
     cause = JobVerdict(node_name="n1", message=f"n1: cannot read {SECRET}")

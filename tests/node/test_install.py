@@ -12,7 +12,7 @@ import pytest
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.nodes.environment import Environment
-from orchestrator.head.nodes.library import library, packed_library
+from orchestrator.head.nodes.library import own_library, packed_library
 from orchestrator.protocol.requests.request import Ping
 from orchestrator.protocol.requests.start import Hook
 from orchestrator.protocol.timing import HEAD_PATIENCE_SECONDS
@@ -91,7 +91,7 @@ class Node:
 
     @property
     def library(self) -> Path:
-        return self.home / ".orchestrator/lib" / library().digest
+        return self.home / ".orchestrator/lib" / own_library().digest
 
 
 @pytest.fixture

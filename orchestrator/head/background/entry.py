@@ -10,6 +10,6 @@ import sys
 if __name__ == "__main__":
     home, path = json.loads(sys.stdin.buffer.readline())
     sys.path[:] = [*([] if home in sys.path else [home]), *sys.path, *path]
-    from orchestrator.head.background.process import serve
+    from orchestrator.head.background.process import serve_function
 
-    serve(*pickle.load(sys.stdin.buffer))
+    serve_function(*pickle.load(sys.stdin.buffer))

@@ -178,7 +178,7 @@ class Answers:
             self.out.flush()
 
 
-def serve(do: Callable[..., None], arguments: dict[str, Any]) -> NoReturn:
+def serve_function(do: Callable[..., None], arguments: dict[str, Any]) -> NoReturn:
     """Call the function in a process that outlives the parent program."""
     if os.fork():
         os._exit(0)

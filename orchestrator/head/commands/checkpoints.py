@@ -34,11 +34,11 @@ HOME = Path(__file__).parents[3]
 READERS = 4
 
 
-def ls(where: Where, experiment: str | None) -> int:
+def list_checkpoints(where: Where, experiment: str | None) -> int:
     """List the checkpoints, the newest first."""
     checkpoints = checkpoint_store.resolve_checkpoints(experiment, where.experiments)
     data = in_directory(checkpoints, [about(checkpoint) for checkpoint in checkpoints])
-    output.result(data, partial(to_text, checkpoints))
+    output.print_result(data, partial(to_text, checkpoints))
     return EXIT_DONE
 
 
@@ -79,7 +79,7 @@ def about(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def verify(where: Where, experiment: str | None) -> int:
+def verify_checkpoints(where: Where, experiment: str | None) -> int:
     """Read every byte; the exit code is 1 if any differs from what was saved."""
     checkpoints = checkpoint_store.resolve_checkpoints(experiment, where.experiments)
     output.write_out(shown_name(checkpoints[0].path.parent))
@@ -106,7 +106,7 @@ def verify(where: Where, experiment: str | None) -> int:
         message = f"the newest good one is step {newest.step}; to resume from it: --set {setting}"
         output.write_out(message)
     good = newest.step if newest else None
-    output.result(in_directory(checkpoints, results, newest_good=good))
+    output.print_result(in_directory(checkpoints, results, newest_good=good))
     return EXIT_FAILED if damaged else EXIT_DONE
 
 
@@ -123,7 +123,7 @@ def read_all(checkpoint: Checkpoint) -> list[str]:
         return [problem for problems in problem_lists for problem in problems]
 
 
-def export(
+def export_weights(
     where: Where,
     experiment: str | None,
     out: Path,

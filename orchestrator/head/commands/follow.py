@@ -24,7 +24,7 @@ from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output, progress, styles
 from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.keyboard import Keyboard
-from orchestrator.head.screen.lines import fit
+from orchestrator.head.screen.lines import fit_columns
 from orchestrator.head.screen.log_reader import last_words
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.screen import Screen
@@ -161,21 +161,21 @@ def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None 
         lines[0] = progress.SEPARATOR.join([lines[0], *how_far(experiment, record)])
         lines += [*report_attempts(record), *closing(experiment, record)]
     else:
-        lines[0] += f"; all logs are in {output.path(experiment.logs)}"
+        lines[0] += f"; all logs are in {output.short_path(experiment.logs)}"
         lines += report_attempts(record)
     for line in lines:
-        (output.own if line.startswith("  ") else say)(line)
+        (output.print_own_line if line.startswith("  ") else say)(line)
     if cause is None or record.state == "stopped":
         return record.exit_code
     tree = manifest.working_tree(experiment)
     known = cause.node is not None and cause.node < len(record.nodes)
     rank = "" if cause.rank is None else f" --rank {cause.rank}"
     logs = f"orchestrator logs {shlex.quote(experiment.name)}{rank}" if known else ""
-    told = verdict.to_lines(crash_dump.in_verdict(cause, tree), logs, styles.styled)
+    told = verdict.to_lines(crash_dump.in_verdict(cause, tree), logs, styles.style_text)
     if known:
         show_words(experiment, record, cause, rows_of([*lines, *told]))
     for line in told:
-        (output.own if line.startswith("  ") else say)(line)
+        (output.print_own_line if line.startswith("  ") else say)(line)
     return record.exit_code
 
 
@@ -191,19 +191,21 @@ def closing(experiment: Experiment, record: JobRecord) -> list[str]:
     word = "rerun" if record.state == "stopped" else "report"
     name = shlex.quote(experiment.name)
     return [
-        f"  where: {output.path(experiment.path)}",
+        f"  where: {output.short_path(experiment.path)}",
         f"  next:  orchestrator {word} {name}",
     ]
 
 
 def state_of(record: JobRecord) -> str:
-    return styles.styled(record.state, styles.STATES.get(record.state, ""))
+    return styles.style_text(record.state, styles.STATES.get(record.state, ""))
 
 
 def rows_of(lines: Sequence[str]) -> int:
     """Count the rows of a terminal that these lines take."""
-    width = output.terminal().width or PAGE_COLUMNS
-    return sum(-(-(len(output.OURS) + 1 + len(output.printable(line))) // width) for line in lines)
+    width = output.terminal_of().width or PAGE_COLUMNS
+    return sum(
+        -(-(len(output.OURS) + 1 + len(output.printable_text(line))) // width) for line in lines
+    )
 
 
 def show_words(experiment: Experiment, record: JobRecord, cause: Cause, taken: int) -> None:
@@ -214,11 +216,11 @@ def show_words(experiment: Experiment, record: JobRecord, cause: Cause, taken: i
     prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
     (log,) = log_files(experiment, [node])
     lines = cause.traceback.splitlines() or last_words(log, rank)
-    width = output.terminal().width
+    width = output.terminal_of().width
     most = (width - len(prefix)) if width else verdict.LONGEST_LINE
     for line in verdict.excerpt(lines, max(FEWEST_LINES, PAGE_ROWS - taken)):
-        text = crash_dump.in_text(output.printable(line), tree)
-        output.own(styles.styled(prefix, styles.DIM) + fit(text, most))
+        text = crash_dump.in_text(output.printable_text(line), tree)
+        output.print_own_line(styles.style_text(prefix, styles.DIM) + fit_columns(text, most))
 
 
 def report_attempts(record: JobRecord) -> list[str]:
@@ -229,7 +231,7 @@ def report_attempts(record: JobRecord) -> list[str]:
     for one in earlier[-MOST_ATTEMPTS:]:
         at = "" if one.step is None else f" at step {one.step}"
         why = f"attempt {one.number} ended after {one.ended - one.started:.1f} s{at}: {one.why}"
-        lines.append(styles.styled(why, styles.WARNING))
+        lines.append(styles.style_text(why, styles.WARNING))
     if record.attempts and record.state in ("failed", "lost"):
         last = record.attempts[-1]
         lines.append(f"attempt {last.number} was the last: {last.why}")
@@ -293,7 +295,7 @@ def take_up(
 
 def speak_into(experiment: Experiment) -> None:
     """Redirect stdout and stderr to head.txt, as a background head has no terminal."""
-    styles.choose(color=False)
+    styles.choose_colors(color=False)
     # A full disk loses only what this head prints.
     with contextlib.suppress(OSError):
         fd = files.open_to_append(experiment.path / "head.txt")
@@ -307,7 +309,7 @@ def speak_into(experiment: Experiment) -> None:
 # `orchestrator attach`: follow a running job again.
 
 
-def attach(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
+def attach_to_job(where: Where, wanted: str | None, view: View, *, steal: bool) -> int:
     logs.hold_lines()
     job = find_job(where, wanted)
     experiment = job.experiment

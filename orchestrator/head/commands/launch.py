@@ -20,7 +20,7 @@ from orchestrator.head.start.request import resolve
 def launch(arguments: LaunchArguments) -> int:
     """Start a job and follow it, unless it is only to be shown, or to be left running."""
     if arguments.dry_run:
-        return plan(arguments, explained=False)
+        return show_plan(arguments, explained=False)
     if output.as_json():
         raise UsageError("--json goes with --dry-run", "the running job is described in job.json")
     request = resolve(arguments)
@@ -78,11 +78,11 @@ def detach(running: Running, where: Where) -> int:
     return EXIT_DONE
 
 
-def plan(arguments: LaunchArguments, *, explained: bool) -> int:
+def show_plan(arguments: LaunchArguments, *, explained: bool) -> int:
     """Print what a launch would run, or where each of its settings comes from; start nothing."""
     from orchestrator.head.plan import dry_run, redact
 
     planned = redact.shown(starting.rehearse(resolve(arguments)))
     show = dry_run.explained if explained else dry_run.to_text
-    output.result(dry_run.to_json(planned), lambda _: show(planned))
+    output.print_result(dry_run.to_json(planned), lambda _: show(planned))
     return EXIT_DONE

@@ -26,7 +26,9 @@ from orchestrator.protocol.timing import ANSWER_SECONDS, CATCH_UP_SECONDS, SCHED
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 
-def logs(where: Where, wanted: str | None, view: View, *, follow: bool, last: int | None) -> int:
+def show_logs(
+    where: Where, wanted: str | None, view: View, *, follow: bool, last: int | None
+) -> int:
     job = find_job(where, wanted)
     record = job.backend.begun(job.experiment, job.record, wait=follow)
     record.check_choice(view.node, view.rank, "--{} {}")
@@ -154,7 +156,7 @@ def show_system(where: Where, wanted: str | None, node: int | None, last: int | 
             output.complain(f"orchestrator: {who} cannot be asked: {answer}")
         for kind in ("supervisor", "server"):
             show_files(f"{who}, {kind}", [system_file(experiment, one, kind)], last)
-    return EXIT_NODE if failures.failures(nodes, answers) else EXIT_DONE
+    return EXIT_NODE if failures.failed_nodes(nodes, answers) else EXIT_DONE
 
 
 def question(record: JobRecord, node: NodeRecord) -> AskSystem:
@@ -195,4 +197,6 @@ def show_files(title: str, paths: Sequence[Path], last: int | None) -> None:
         with contextlib.suppress(FileNotFoundError):
             lines += files.read_plain(path).decode("utf-8", "replace").splitlines()
     shown = lines if last is None else lines[len(lines) - min(last, len(lines)) :]
-    output.write_out("\n".join([f"== {title}", *map(output.printable, shown or ["(no lines)"])]))
+    output.write_out(
+        "\n".join([f"== {title}", *map(output.printable_text, shown or ["(no lines)"])])
+    )

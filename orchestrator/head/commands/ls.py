@@ -67,7 +67,7 @@ COLUMNS: tuple[Column[Row], ...] = (
 )
 
 
-def ls(where: Where, *, running: bool, every: bool, tags: Sequence[str] = ()) -> int:
+def list_jobs(where: Where, *, running: bool, every: bool, tags: Sequence[str] = ()) -> int:
     """List the newest jobs, those that run, those with tags.
 
     Nodes are asked only where a record may be old.
@@ -87,13 +87,13 @@ def ls(where: Where, *, running: bool, every: bool, tags: Sequence[str] = ()) ->
         if not rows:
             what = "no job runs" if running else "there is no job"
             what += f" tagged {' and '.join(tags)}" if tags else ""
-            return f"{what} in {output.path(where.experiments.absolute())}"
+            return f"{what} in {output.short_path(where.experiments.absolute())}"
         lines = [Table(COLUMNS).fitted(rows, terminal.width).text(rows, terminal)]
         if more:
             lines.append(f"and {plural(more, 'older job')}: orchestrator ls --all")
         return "\n".join(lines)
 
-    output.result([encode_value(row) for row in rows], words)
+    output.print_result([encode_value(row) for row in rows], words)
     return EXIT_DONE
 
 
@@ -107,15 +107,15 @@ def tags_of(experiment: Experiment) -> Sequence[str]:
 def row_of(experiment: Experiment, where: Where) -> Row:
     try:
         record = experiment.read_record()
-        found = row.of(experiment, record, progress.all_steps(experiment.path, record))
+        found = row.row_of(experiment, record, progress.all_steps(experiment.path, record))
         return found if record.over else asked(found, experiment, record, where)
     except row.TROUBLE as error:
-        return row.damaged(experiment.name, error)
+        return row.damaged_row(experiment.name, error)
 
 
 def asked(found: Row, experiment: Experiment, record: JobRecord, where: Where) -> Row:
     """Return the row with the job's state on its nodes, as its head may have been killed."""
-    certainty = status.runs(experiment, record, where)
+    certainty = status.run_certainty(experiment, record, where)
     if certainty == status.NOT:
         return replace(found, state="ended", cause=f"its result: orchestrator attach {found.name}")
     attempt = f"attempt {found.attempt}" if found.attempt > 1 else ""

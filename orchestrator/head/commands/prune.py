@@ -18,10 +18,10 @@ from orchestrator.head.prune.removal import (
     PruneEntry,
     Removable,
     Removal,
-    choose,
     keep_busy,
-    measure,
-    scan,
+    mark_kept,
+    measure_directory,
+    scan_experiments,
 )
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import write_out
@@ -29,7 +29,7 @@ from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.records.checkpoint_store import shown_name
 
 
-def prune(
+def prune_experiments(
     where: Where,
     keep: int | None,
     older_than: str | None,
@@ -59,12 +59,12 @@ def prune(
         ) from error
     removal = Removal(root, directory, where.ssh_config, on_nodes)
     try:
-        entries, foreign, leftovers = scan(root, where)
-        choose(entries, time.time(), keep, age, keep_failed=keep_failed)
+        entries, foreign, leftovers = scan_experiments(root, where)
+        mark_kept(entries, time.time(), keep, age, keep_failed=keep_failed)
         code = remove(removal, entries, leftovers, dry_run=dry_run, yes=yes)
     finally:
         os.close(root)
-    output.result({**to_json(entries, leftovers, foreign, removal), "dry_run": dry_run})
+    output.print_result({**to_json(entries, leftovers, foreign, removal), "dry_run": dry_run})
     return code
 
 
@@ -82,7 +82,7 @@ def remove(
     )
     going: list[Removable] = [*leftovers, *(one for one in entries if one.action == SELECTED)]
     for one in going:
-        measure(removal.root, one, removal.directory / one.name)
+        measure_directory(removal.root, one, removal.directory / one.name)
     show(entries, leftovers, removal)
     if dry_run or not going:
         return EXIT_DONE
@@ -105,7 +105,7 @@ def agreed(*, on_nodes: bool) -> bool:
             "nothing was removed: there is no terminal to ask on", "confirm with --yes"
         )
     where = ", here and on their nodes" if on_nodes else ""
-    return output.agreed(f"remove them{where}?")
+    return output.user_agrees(f"remove them{where}?")
 
 
 # -- words ------------------------------------------------------------------------------------
@@ -120,7 +120,7 @@ def show(entries: Sequence[PruneEntry], leftovers: Sequence[Removable], removal:
             state = shown_name(entry.record.state)
             cell = state, styles.STATES.get(state, "")
             rows.append([shown_name(entry.name), cell, clock(entry)[:16], format_bytes(entry.size)])
-        write_out(output.table(rows, output.terminal(), right={3}, headed=True))
+        write_out(output.format_table(rows, output.terminal_of(), right={3}, headed=True))
     for one in leftovers:
         write_out(
             f"{shown_name(one.name)}: left by a prune that was interrupted,"

@@ -27,7 +27,7 @@ from orchestrator.records.experiment import Experiment
 Parse = Callable[[Sequence[str]], LaunchArguments]
 
 
-def rerun(
+def rerun_experiment(
     where: Where,
     name: str | None,
     parse: Parse,
@@ -47,7 +47,7 @@ def rerun(
     began, directory = Path.cwd(), Path(str(manifest.get("directory", "")))
     arguments = parse(options_of(words, experiment, directory))
     origin = Origin(experiment.name, directory, manifest.get("code"))
-    arguments = changed(arguments, where, env, origin, experiment)
+    arguments = changed_arguments(arguments, where, env, origin, experiment)
     arguments = replace(arguments, overrides=tuple(overrides), detach=detach)
     config = load.load_config(arguments.config_file, arguments.overrides)
     refuse_hidden(config)
@@ -87,7 +87,7 @@ def has_code(experiment: Experiment) -> bool:
     return (experiment.path / archive.NAME).is_file()
 
 
-def changed(
+def changed_arguments(
     arguments: LaunchArguments,
     where: Where,
     again: Sequence[str],

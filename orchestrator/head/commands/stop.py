@@ -78,11 +78,11 @@ def note_in(experiment: Experiment, receipts: Sequence[Receipt]) -> None:
         logs.append_line(experiment.head_log, __name__, "%s: %s", receipt.node, words)
 
 
-def stop(where: Where, wanted: str | None, *, grace: float | None) -> int:
+def stop_job(where: Where, wanted: str | None, *, grace: float | None) -> int:
     ended = end_job(where, wanted, grace)
     if ended.receipts is None:
         over = f"orchestrator: {ended.record.job} has ended already ({ended.record.state})"
-        output.result([], lambda _: over)
+        output.print_result([], lambda _: over)
         return EXIT_DONE
     code = show_receipts(ended.receipts)
     if ended.problem:
@@ -112,10 +112,10 @@ def emergency_stop(
     if dry_run or asks:
         alive = everywhere(only_show=True)
         words = stopping.preview(alive, where.experiments)
-        output.result(encode_value(alive), lambda _: words)
+        output.print_result(encode_value(alive), lambda _: words)
         if dry_run:
             return EXIT_NODE if any(receipt.error for receipt in alive) else EXIT_DONE
-        if any(receipt.left for receipt in alive) and not output.agreed("end all of these?"):
+        if any(receipt.left for receipt in alive) and not output.user_agrees("end all of these?"):
             output.complain("nothing was ended")
             return EXIT_FAILED
     receipts = everywhere(only_show=False)
@@ -124,5 +124,5 @@ def emergency_stop(
 
 def show_receipts(receipts: list[Receipt]) -> int:
     data = encode_value(receipts)
-    output.result(data, lambda _: stopping.to_text(receipts))
+    output.print_result(data, lambda _: stopping.to_text(receipts))
     return stopping.exit_code(receipts)

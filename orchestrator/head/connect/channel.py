@@ -15,7 +15,7 @@ from orchestrator.head.connect.transport import Channel, Connection
 from orchestrator.head.nodes import server_command
 from orchestrator.head.nodes.clock import NodeClock
 from orchestrator.head.nodes.environment import Environment
-from orchestrator.head.nodes.library import installer, library, packed_library
+from orchestrator.head.nodes.library import installer_program, own_library, packed_library
 from orchestrator.protocol import frames
 from orchestrator.protocol.frames import HEADER, JSON, PIECE
 from orchestrator.protocol.message import Message, Nonsense, decode_value, parse_object
@@ -94,19 +94,23 @@ class NodeChannel:
         self.pending: dict[int, tuple[Request[Any], float]] = {}
         self.begun, self.clock = time.monotonic(), NodeClock()
         self.channel: Channel = connection.run(
-            server_command.command(environment, self.nonce), timeout
+            server_command.shell_command(environment, self.nonce), timeout
         )
-        ours = library()
-        install = f"{installer()}\ninstall({ours.digest!r}, {ours.checksum}, {self.nonce!r})\n"
+        ours = own_library()
+        install = (
+            f"{installer_program()}\ninstall({ours.digest!r}, {ours.checksum}, {self.nonce!r})\n"
+        )
         install = install.ljust(MORE_THAN_A_BLOCK_BYTES, "\n")
         # The server exited at once; begin() reads the reason.
         with contextlib.suppress(NodeError):
-            self._send(server_command.preamble(environment) + server_command.sized(install))
+            self._send(
+                server_command.preamble_bytes(environment) + server_command.sized_program(install)
+            )
 
     def begin(self, timeout: float) -> None:
         """Wait for the server's greeting, and send it the library if it has none."""
         log.debug("%s: waits for its login shell, and for our server there", self.name)
-        said = self._marked(timeout + server_command.patience(self.environment))
+        said = self._marked(timeout + server_command.activation_seconds(self.environment))
         if said.startswith(ASKS):
             log.debug("%s: is sent our program", self.name)
             self.channel.settimeout(timeout)

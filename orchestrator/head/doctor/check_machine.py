@@ -14,13 +14,13 @@ from orchestrator.head.doctor.findings import (
     Case,
     Examined,
     Finding,
-    bad,
+    bad_finding,
     odd_values,
-    unequal,
-    unknown,
-    warn,
+    unequal_values,
+    unknown_finding,
+    warn_finding,
 )
-from orchestrator.head.nodes.facts import by_value, how_to_get_torch, release
+from orchestrator.head.nodes.facts import by_value, how_to_get_torch, version_release
 from orchestrator.protocol.facts import Disk
 
 # The oldest torch with which the engine can shard.
@@ -49,19 +49,19 @@ def on(node: Examined, *words: str) -> str:
 # -- software -------------------------------------------------------------------------------------
 
 
-def reach(case: Case) -> Iterator[Finding]:
+def check_reach(case: Case) -> Iterator[Finding]:
     for node in case.nodes:
         if node.error:
-            yield bad(node, node.error, node.fix)
+            yield bad_finding(node, node.error, node.fix)
 
 
-def python(case: Case) -> Iterator[Finding]:
+def check_python(case: Case) -> Iterator[Finding]:
     versions = [(n.name, ".".join(f.python_version.split(".")[:2])) for n, f in case.seen]
     fix = "python=/path/to/python{most} after these nodes in the list"
-    yield from unequal(WARN, "Python", versions, fix)
+    yield from unequal_values(WARN, "Python", versions, fix)
 
 
-def torch(case: Case) -> Iterator[Finding]:
+def check_torch(case: Case) -> Iterator[Finding]:
     """Compare releases, whose wire formats differ; another build of the same one mostly works."""
     if not case.needs.torch:
         return
@@ -76,14 +76,14 @@ def torch(case: Case) -> Iterator[Finding]:
         )
         yield Finding(BAD, tuple(lacking), what, how_to_get_torch(lacking, most or ""))
     fix = "on these nodes: python -m pip install torch=={most}"
-    yield from unequal(BAD, "torch", releases, fix)
+    yield from unequal_values(BAD, "torch", releases, fix)
     unusable = list(unusable_torch(case))
     yield from unusable
     odd = {name for names in others.values() for name in names}
     odd |= {finding.nodes[0] for finding in unusable}
     builds = [(name, version) for name, version in there if name not in odd]
-    yield from unequal(WARN, "builds of torch", builds)
-    yield from imports(case)
+    yield from unequal_values(WARN, "builds of torch", builds)
+    yield from check_imports(case)
 
 
 def unusable_torch(case: Case) -> Iterator[Finding]:
@@ -92,9 +92,11 @@ def unusable_torch(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         if not facts.torch:
             continue
-        if case.needs.engine and (release(facts.torch) or (0, 0)) < OLDEST_TORCH:
+        if case.needs.engine and (version_release(facts.torch) or (0, 0)) < OLDEST_TORCH:
             what = f"the engine needs torch {oldest}, here is {facts.torch}"
-            yield bad(node, what, f"on {node.name}: python -m pip install 'torch>={oldest}'")
+            yield bad_finding(
+                node, what, f"on {node.name}: python -m pip install 'torch>={oldest}'"
+            )
         for_cpus = facts.torch.endswith("+cpu") or not (facts.software.cuda or facts.software.hip)
         if facts.gpus and for_cpus and facts.target_kind != "program":
             gpus = text.plural(facts.gpus, "GPU")
@@ -103,25 +105,27 @@ def unusable_torch(case: Case) -> Iterator[Finding]:
                 f" torch=={without_build(facts.torch)}, from the index for its driver"
                 " (https://pytorch.org/get-started/locally); or name a Python that has it"
             )
-            yield bad(node, f"it has {gpus}, and its torch {facts.torch} is built for CPUs", fix)
+            yield bad_finding(
+                node, f"it has {gpus}, and its torch {facts.torch} is built for CPUs", fix
+            )
 
 
-def imports(case: Case) -> Iterator[Finding]:
+def check_imports(case: Case) -> Iterator[Finding]:
     for node, checkup in case.checked_in_depth:
         torch, facts = checkup.torch, node.facts
         if torch is None:
-            yield unknown(node, f"torch was not tried: {checkup.problems.get('torch', '')}")
+            yield unknown_finding(node, f"torch was not tried: {checkup.problems.get('torch', '')}")
         elif facts is None or not facts.torch:
             continue
         elif torch.error:
             fix = f"on {node.name}: {torch.python} -c 'import torch'"
-            yield bad(node, f"importing torch fails: {torch.error}", fix)
+            yield bad_finding(node, f"importing torch fails: {torch.error}", fix)
         elif facts.gpus and not torch.available and (torch.cuda or torch.hip):
             built = f"CUDA {torch.cuda}" if torch.cuda else f"ROCm {torch.hip}"
             gpus = text.plural(facts.gpus, "GPU")
             fix = f"on {node.name}: nvidia-smi; {torch.python} -m torch.utils.collect_env"
             what = f"it has {gpus}, and its torch can use none: it is built for {built}"
-            yield bad(node, what, fix)
+            yield bad_finding(node, what, fix)
 
 
 def without_build(version: str) -> str:
@@ -130,28 +134,28 @@ def without_build(version: str) -> str:
     return match.group() if match else version
 
 
-def nccl(case: Case) -> Iterator[Finding]:
+def check_nccl(case: Case) -> Iterator[Finding]:
     versions = {node.name: facts.software.nccl for node, facts in case.seen if facts.gpus}
     for node, checkup in case.checked_in_depth:
         if node.name in versions and checkup.torch and checkup.torch.nccl:
             versions[node.name] = checkup.torch.nccl
     values = [(name, version) for name, version in versions.items() if version]
-    yield from unequal(
+    yield from unequal_values(
         BAD, "NCCL", values, "the same torch wheel on all nodes brings the same NCCL"
     )
 
 
-def driver(case: Case) -> Iterator[Finding]:
+def check_driver(case: Case) -> Iterator[Finding]:
     for kind in ("nvidia_driver", "amd_driver"):
         values = [(node.name, getattr(facts.software, kind)) for node, facts in case.seen]
         known = [(name, version) for name, version in values if version]
-        yield from unequal(WARN, f"{kind.partition('_')[0].upper()} driver", known)
+        yield from unequal_values(WARN, f"{kind.partition('_')[0].upper()} driver", known)
 
 
-def code(case: Case) -> Iterator[Finding]:
+def check_code(case: Case) -> Iterator[Finding]:
     """Compare the copies of the program on the nodes."""
     copies = [(n.name, look.script[:12]) for n, look in case.checked_in_depth if look.script]
-    yield from unequal(
+    yield from unequal_values(
         BAD, "sha256 of the program", copies, "copy it: rsync -a WORKDIR/ NODE:WORKDIR/"
     )
 
@@ -159,17 +163,17 @@ def code(case: Case) -> Iterator[Finding]:
 # -- GPUs ------------------------------------------------------------------------------------------
 
 
-def gpus(case: Case) -> Iterator[Finding]:
+def check_gpus(case: Case) -> Iterator[Finding]:
     counts = [(node.name, facts.gpus) for node, facts in case.seen]
-    yield from unequal(WARN, "GPUs", counts, "slots= in the node list evens them out")
+    yield from unequal_values(WARN, "GPUs", counts, "slots= in the node list evens them out")
     models = [
         (node.name, ", ".join(sorted({card.model for card in facts.cards})))
         for node, facts in case.seen
         if facts.cards
     ]
-    yield from unequal(WARN, "GPU models", models, "the slowest sets the pace")
+    yield from unequal_values(WARN, "GPU models", models, "the slowest sets the pace")
     yield from too_many_ranks(case)
-    yield from sick(case)
+    yield from check_sick(case)
 
 
 def too_many_ranks(case: Case) -> Iterator[Finding]:
@@ -181,33 +185,35 @@ def too_many_ranks(case: Case) -> Iterator[Finding]:
             source = f"--nproc is {nproc}" if nproc else f"slots={node.slots} in the node list"
             what = f"it has {text.plural(facts.gpus, 'GPU')}, and {source}"
             fix = f"--nproc {facts.gpus}" if nproc else f"slots={facts.gpus}"
-            yield (warn if nproc and not case.needs.engine else bad)(node, what, fix)
+            yield (warn_finding if nproc and not case.needs.engine else bad_finding)(
+                node, what, fix
+            )
 
 
-def sick(case: Case) -> Iterator[Finding]:
+def check_sick(case: Case) -> Iterator[Finding]:
     for node, checkup in case.checked_in_depth:
         if checkup.problems.get("gpus"):
-            yield bad(node, checkup.problems["gpus"], f"on {node.name}: nvidia-smi")
+            yield bad_finding(node, checkup.problems["gpus"], f"on {node.name}: nvidia-smi")
         for gpu in checkup.gpus or ():
             if gpu.problem:
-                yield bad(node, f"GPU {gpu.index}: {gpu.problem}", "reset it")
+                yield bad_finding(node, f"GPU {gpu.index}: {gpu.problem}", "reset it")
             elif gpu.ecc_errors:
                 errors = f"{gpu.ecc_errors} uncorrected memory errors since its driver started"
                 fix = "reset it; replace it if they recur"
-                yield bad(node, f"GPU {gpu.index}: {errors}", fix)
+                yield bad_finding(node, f"GPU {gpu.index}: {errors}", fix)
             elif gpu.rows_failed or gpu.pages_pending or gpu.rows_pending:
                 what = f"GPU {gpu.index}: memory that failed waits to be remapped"
-                yield warn(node, what, "reboot the node")
+                yield warn_finding(node, what, "reboot the node")
             if gpu.pcie_width and gpu.pcie_width_most and gpu.pcie_width < gpu.pcie_width_most:
                 what = f"GPU {gpu.index}: PCIe x{gpu.pcie_width} of x{gpu.pcie_width_most}"
-                yield warn(node, what, "reseat the card")
+                yield warn_finding(node, what, "reseat the card")
         for xid in checkup.xids or ():
             if xid.sick:
                 what = f"Xid {xid.xid} at {xid.pci}, {text.plural(xid.count, 'time')}: {xid.words}"
-                yield warn(node, what, "https://docs.nvidia.com/deploy/xid-errors/")
+                yield warn_finding(node, what, "https://docs.nvidia.com/deploy/xid-errors/")
 
 
-def busy(case: Case) -> Iterator[Finding]:
+def check_busy(case: Case) -> Iterator[Finding]:
     for node, checkup in case.checked_in_depth:
         holders = checkup.holders or ()
         users = by_value((holder, holder.user or "an unknown user") for holder in holders)
@@ -218,46 +224,48 @@ def busy(case: Case) -> Iterator[Finding]:
             what += f" (PID {pids})" + (f", job {', '.join(jobs)}" if jobs else "")
             mine = node.facts is not None and user == node.facts.user
             fix = f"orchestrator stop {jobs[0].rpartition('-')[0]}" if jobs and mine else ""
-            yield warn(node, what, fix or f"ask {user}, or wait")
+            yield warn_finding(node, what, fix or f"ask {user}, or wait")
 
 
-def ours(case: Case) -> Iterator[Finding]:
+def check_ours(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         for left in facts.leftovers:
             if left.alive:
                 fix = f"orchestrator status; orchestrator stop {left.job.rpartition('-')[0]}"
-                yield warn(node, f"the job {left.job} runs there", fix)
+                yield warn_finding(node, f"the job {left.job} runs there", fix)
             else:
                 fix = "emergency_stop ends what lives; then prune --on-nodes"
-                yield warn(node, f"the job {left.job} was left without its supervisor", fix)
+                yield warn_finding(node, f"the job {left.job} was left without its supervisor", fix)
 
 
 # -- the rest of a machine -------------------------------------------------------------------------
 
 
-def workdir(case: Case) -> Iterator[Finding]:
+def check_workdir(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         if not facts.workdir_exists and (case.needs.workdir or node.placed):
             fix = f"{on(node, 'mkdir', '-p', facts.workdir)}, or workdir= after it in the list"
-            yield bad(node, f"there is no directory {facts.workdir}", fix)
+            yield bad_finding(node, f"there is no directory {facts.workdir}", fix)
         elif facts.workdir_exists and facts.disk and not facts.disk.writable:
-            yield warn(node, f"{facts.workdir} cannot be written", "workdir= after it in the list")
+            yield warn_finding(
+                node, f"{facts.workdir} cannot be written", "workdir= after it in the list"
+            )
 
 
-def disk(case: Case) -> Iterator[Finding]:
+def check_disk(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         if facts.disk is None:
             reason = facts.problems.get("disk", "it does not answer")
-            report = bad if "answer" in reason else unknown
+            report = bad_finding if "answer" in reason else unknown_finding
             yield report(node, f"the disk of {facts.workdir}: {reason}")
         for place in {disk.mounted: disk for disk in (facts.home, facts.disk) if disk}.values():
             fix = f"{on(node, 'df', '-h', place.mounted)}; orchestrator prune --keep 5 --on-nodes"
             if place.free < DISK_LITTLE:
                 what = f"{place.mounted}: {room(place)}"
-                yield (bad if place.free < DISK_LEAST else warn)(node, what, fix)
+                yield (bad_finding if place.free < DISK_LEAST else warn_finding)(node, what, fix)
             if place.inodes and place.inodes_free < INODES_LITTLE:
                 what = f"{place.mounted}: {place.inodes_free} inodes left: no more files"
-                yield bad(node, what, on(node, "df", "-i", place.mounted))
+                yield bad_finding(node, what, on(node, "df", "-i", place.mounted))
     if case.head is not None:
         yield from space_at_head(case.head)
 
@@ -276,45 +284,45 @@ def space_at_head(disk: Disk) -> Iterator[Finding]:
         yield Finding(WARN if disk.inodes_free else BAD, (), what, fix)
 
 
-def shm(case: Case) -> Iterator[Finding]:
+def check_shm(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         disk = facts.shm
         if disk is None and "shm" in facts.problems:
-            yield unknown(node, f"/dev/shm: {facts.problems['shm']}")
+            yield unknown_finding(node, f"/dev/shm: {facts.problems['shm']}")
         elif disk is None or not disk.writable:
             state = "cannot be written" if disk else "is not there"
             make = "mkdir -p /dev/shm && mount -t tmpfs -o mode=1777 tmpfs /dev/shm"
             fix = "mount -o remount,rw,mode=1777 /dev/shm" if disk else make
             what = f"/dev/shm {state}: torchrun needs it, and so do DataLoader workers"
-            yield bad(node, what, f"as root on {node.name}: {fix}")
+            yield bad_finding(node, what, f"as root on {node.name}: {fix}")
         elif disk.free < SHM_LEAST_BYTES:
             # NCCL cannot start without; gloo can.
-            report = bad if facts.gpus else warn
+            report = bad_finding if facts.gpus else warn_finding
             fix = f"ssh {node.name} ls -la /dev/shm"
             yield report(node, f"/dev/shm is full: {room(disk)}", fix)
         elif disk.total <= SHM_DEFAULT:
             fix = "docker run --shm-size=16g, or --ipc=host; in Kubernetes an emptyDir in memory"
-            yield warn(node, f"/dev/shm has {memory(disk.total)} in all", fix)
+            yield warn_finding(node, f"/dev/shm has {memory(disk.total)} in all", fix)
 
 
-def limits(case: Case) -> Iterator[Finding]:
+def check_limits(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         pinned, opened = facts.limits.memlock[0], facts.limits.nofile[0]
         if pinned != -1 and any(port.active and not port.software for port in facts.rdma):
             # Gloo, on CPUs, does not use RDMA.
-            report = bad if facts.gpus else warn
+            report = bad_finding if facts.gpus else warn_finding
             what = f"memlock is {memory(pinned)}, and RDMA pins more"
             yield report(node, what, f"'* - memlock unlimited', {THERE}")
         if -1 < opened < NOFILE_LEAST:
-            yield warn(
+            yield warn_finding(
                 node, f"{opened} open files at most (ulimit -n)", f"'* - nofile 65536', {THERE}"
             )
 
 
-def clock(case: Case) -> Iterator[Finding]:
+def check_clock(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         off = facts.clock_offset
         if abs(off) > CLOCK_OFF_SECONDS:
             which = "ahead of" if off > 0 else "behind"
             fix = f"on {node.name}: chronyc makestep, or timedatectl set-ntp true"
-            yield warn(node, f"its clock is {abs(off):.1f} s {which} this machine's", fix)
+            yield warn_finding(node, f"its clock is {abs(off):.1f} s {which} this machine's", fix)

@@ -14,9 +14,9 @@ from orchestrator.head.doctor.findings import (
     Case,
     Examined,
     Finding,
-    bad,
-    unequal,
-    warn,
+    bad_finding,
+    unequal_values,
+    warn_finding,
 )
 from orchestrator.head.plan import nccl_transport
 from orchestrator.protocol.requests.machine import LARGE_LOST
@@ -35,7 +35,7 @@ TOO_LARGE_FIX = (
 )
 
 
-def net(case: Case) -> Iterator[Finding]:
+def check_net(case: Case) -> Iterator[Finding]:
     """Check the interface of each node towards the master, and compare them."""
     if case.network_error:
         what, fix = case.network_error
@@ -46,17 +46,17 @@ def net(case: Case) -> Iterator[Finding]:
     for node, link in case.links:
         if link.state not in ("up", "unknown"):
             fix = f"on {node.name}: ip link set {link.name} up"
-            yield bad(node, f"{link.name} is {link.state}", fix)
+            yield bad_finding(node, f"{link.name} is {link.state}", fix)
     speeds = {node.name: link.speed for node, link in case.links if link.speed}
     shown = [(name, f"{speed} Mb/s") for name, speed in speeds.items()]
-    yield from unequal(WARN, "speed of the interface", shown, "ethtool INTERFACE; the cable")
+    yield from unequal_values(WARN, "speed of the interface", shown, "ethtool INTERFACE; the cable")
     ports = [
         (node.name, sum(port.active and not port.software for port in facts.rdma))
         for node, facts in case.seen
         if facts.rdma
     ]
     fix = "on these nodes: ibstat, or rdma link"
-    yield from unequal(WARN, "RDMA ports that are up", ports, fix)
+    yield from unequal_values(WARN, "RDMA ports that are up", ports, fix)
     # Unequal speeds have a finding of their own, above.
     if len(case.seen) > 1 and speeds and max(speeds.values()) <= SLOW and not uses_cards(case):
         speed = min(speeds.values())
@@ -82,11 +82,11 @@ def is_named(name: str, sentence: str) -> bool:
     return re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-]|\.\d)", sentence) is not None
 
 
-def mtu(case: Case) -> Iterator[Finding]:
+def check_mtu(case: Case) -> Iterator[Finding]:
     """Compare MTUs, and find nodes that lose large packets between them, on which ranks hang."""
     sizes = {node.name: link.mtu for node, link in case.links}
     fix = "on these nodes, as root: ip link set INTERFACE mtu {most}"
-    yield from unequal(WARN, "MTU", list(sizes.items()), fix)
+    yield from unequal_values(WARN, "MTU", list(sizes.items()), fix)
     lost = [call for call, reason in case.silent.items() if reason == LARGE_LOST]
     pairs = sorted({(min(a, b), max(a, b)) for a, b, _ in lost})
     if pairs:
@@ -98,7 +98,7 @@ def mtu(case: Case) -> Iterator[Finding]:
         )
 
 
-def links(case: Case) -> Iterator[Finding]:
+def check_links(case: Case) -> Iterator[Finding]:
     """Find nodes that others cannot reach; a blocked node is one finding, not one per pair."""
     blocked = {call: reason for call, reason in case.silent.items() if reason != LARGE_LOST}
     pairs = {(source, target) for source, target, _ in blocked}
@@ -123,7 +123,7 @@ def links(case: Case) -> Iterator[Finding]:
         yield Finding(BAD, nodes, f"{what} ({where}: {reasons})", fix)
 
 
-def port(case: Case) -> Iterator[Finding]:
+def check_port(case: Case) -> Iterator[Finding]:
     wanted, exact = case.needs.port, case.needs.that_port
     if not case.seen or case.nodes[0].facts is None:
         return
@@ -132,12 +132,12 @@ def port(case: Case) -> Iterator[Finding]:
         fix = f"on {master.name}: ss -ltnp 'sport = :{wanted}'"
         what = f"port {wanted} is taken on the master"
         if exact or not found:
-            yield bad(master, what, fix)
+            yield bad_finding(master, what, fix)
         else:
-            yield warn(master, f"{what}; {found} would be used", fix)
+            yield warn_finding(master, f"{what}; {found} would be used", fix)
 
 
-def names(case: Case) -> Iterator[Finding]:
+def check_names(case: Case) -> Iterator[Finding]:
     """Find two names of one machine, and a machine's own name that resolves elsewhere."""
     # The first node of each machine that was not reached by loopback.
     first: dict[tuple[str, int], Examined] = {}
@@ -154,11 +154,11 @@ def names(case: Case) -> Iterator[Finding]:
             continue
         if "names" in node.checkup.problems:
             fix = f"as root there: echo 127.0.1.1 {facts.hostname} >>/etc/hosts"
-            yield warn(node, f"its own name {facts.hostname!r} does not resolve", fix)
+            yield warn_finding(node, f"its own name {facts.hostname!r} does not resolve", fix)
         own = {address.address for address in facts.addresses}
         resolved = [name for name in node.checkup.names or () if not is_loopback(name)]
         strange = [name for name in resolved if name not in own]
         if strange:
             fix = f"fix /etc/hosts on {node.name}: programs that ask for their own address get this"
             what = f"its own name resolves to {join_names(strange)}, which it does not have"
-            yield warn(node, what, fix)
+            yield warn_finding(node, what, fix)

@@ -23,7 +23,7 @@ from orchestrator.head.doctor.findings import (
     Examined,
     Finding,
     Needs,
-    folded,
+    fold_findings,
 )
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.plan import addresses as node_addresses
@@ -41,25 +41,25 @@ from orchestrator.protocol.requests.machine import (
 from orchestrator.protocol.timing import DIAL_SECONDS, EXAMINE_ANSWER_SECONDS, QUICK_ANSWER_SECONDS
 
 CHECKS: dict[str, Callable[[Case], Iterator[Finding]]] = {
-    "reach": check_machine.reach,
-    "python": check_machine.python,
-    "torch": check_machine.torch,
-    "nccl": check_machine.nccl,
-    "driver": check_machine.driver,
-    "gpus": check_machine.gpus,
-    "busy": check_machine.busy,
-    "ours": check_machine.ours,
-    "code": check_machine.code,
-    "workdir": check_machine.workdir,
-    "disk": check_machine.disk,
-    "shm": check_machine.shm,
-    "limits": check_machine.limits,
-    "clock": check_machine.clock,
-    "net": check_network.net,
-    "mtu": check_network.mtu,
-    "links": check_network.links,
-    "port": check_network.port,
-    "names": check_network.names,
+    "reach": check_machine.check_reach,
+    "python": check_machine.check_python,
+    "torch": check_machine.check_torch,
+    "nccl": check_machine.check_nccl,
+    "driver": check_machine.check_driver,
+    "gpus": check_machine.check_gpus,
+    "busy": check_machine.check_busy,
+    "ours": check_machine.check_ours,
+    "code": check_machine.check_code,
+    "workdir": check_machine.check_workdir,
+    "disk": check_machine.check_disk,
+    "shm": check_machine.check_shm,
+    "limits": check_machine.check_limits,
+    "clock": check_machine.check_clock,
+    "net": check_network.check_net,
+    "mtu": check_network.check_mtu,
+    "links": check_network.check_links,
+    "port": check_network.check_port,
+    "names": check_network.check_names,
 }
 FULL_ONLY = ("busy", "code", "links")
 # Checks that a launch does not repeat each time.
@@ -84,7 +84,7 @@ class Diagnosis:
         return any(finding.level == BAD for finding in self.findings)
 
 
-def diagnose(
+def diagnose_nodes(
     nodes: Sequence[ProbedNode],
     lost: Sequence[Examined],
     needs: Needs,
@@ -105,7 +105,7 @@ def diagnose(
         answers = ask(looks, EXAMINE_ANSWER_SECONDS)
         silent, failed = dial(nodes, addresses, ask) if addresses else ({}, {})
     seen = [
-        examined(node, answer, failed.get(node.name, ""))
+        examined_node(node, answer, failed.get(node.name, ""))
         for node, answer in zip(nodes, answers, strict=True)
     ]
     case = Case(
@@ -117,12 +117,12 @@ def diagnose(
         head=head,
         silent=silent,
     )
-    return judge(case, began)
+    return judge_case(case, began)
 
 
-def judge(case: Case, began: float) -> Diagnosis:
+def judge_case(case: Case, began: float) -> Diagnosis:
     """Run every check on the case and return the findings."""
-    findings = [one for name, check in CHECKS.items() for one in folded(name, check(case))]
+    findings = [one for name, check in CHECKS.items() for one in fold_findings(name, check(case))]
     return Diagnosis(case, tuple(findings), time.monotonic() - began)
 
 
@@ -137,7 +137,7 @@ def find_addresses(
     return {node.name: address for node, address in zip(nodes, addresses, strict=True)}, None
 
 
-def examined(
+def examined_node(
     node: ProbedNode, answer: Checkup | OrchestratorError | None, error: str = ""
 ) -> Examined:
     """Return the Examined of a node that was reached."""
@@ -209,7 +209,7 @@ def to_text(diagnosis: Diagnosis, terminal: Terminal = PLAIN, *, hints: bool = T
             fix = "\n    ".join(line.strip() for line in finding.fix.splitlines())
             rows += [["", line] for line in f" -> {fix}".splitlines()]
     # Unwrapped: fixes are to be copied.
-    problems = output.table(rows, Terminal(color=terminal.color))
+    problems = output.format_table(rows, Terminal(color=terminal.color))
     count = {level: sum(f.level == level for f in diagnosis.findings) for level in WORDS}
     what = ", ".join(f"{count[level]} {word}" for level, word in WORDS.items() if count[level])
     kind = "all checks" if diagnosis.case.full else "quick checks"

@@ -98,19 +98,19 @@ class Case:
         return [(node, link) for node, link in found if link and link.kind != "loopback"]
 
 
-def bad(node: Examined, what: str, fix: str = "") -> Finding:
+def bad_finding(node: Examined, what: str, fix: str = "") -> Finding:
     return Finding(BAD, (node.name,), what, fix, own=True)
 
 
-def warn(node: Examined, what: str, fix: str = "") -> Finding:
+def warn_finding(node: Examined, what: str, fix: str = "") -> Finding:
     return Finding(WARN, (node.name,), what, fix, own=True)
 
 
-def unknown(node: Examined, what: str) -> Finding:
+def unknown_finding(node: Examined, what: str) -> Finding:
     return Finding(UNKNOWN, (node.name,), what, own=True)
 
 
-def folded(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
+def fold_findings(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     """Yield equal findings of several nodes once, with the names of all."""
     alike = by_value((f, (f.level, f.what, () if f.own else f.nodes)) for f in findings)
     for (level, what, nodes), same in alike.items():
@@ -128,7 +128,7 @@ def odd_values(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[s
     return most, by_value(pair for pair in values if pair[1] != most)
 
 
-def unequal(
+def unequal_values(
     level: str, what: str, values: Sequence[tuple[str, Any]], fix: str = ""
 ) -> Iterator[Finding]:
     """Yield a finding for each value that most nodes do not have; `fix` may name {most}."""

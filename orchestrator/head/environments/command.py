@@ -29,7 +29,7 @@ from orchestrator.head.nodes.facts import by_value
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import complain, say
-from orchestrator.head.screen.progress import ProgressBar, counted
+from orchestrator.head.screen.progress import ProgressBar, counted_work
 from orchestrator.head.start.nodes import Nodes, settled, try_all
 from orchestrator.head.start.request import resolve
 from orchestrator.head.transfer.send import first_failed, send_to_all
@@ -65,7 +65,7 @@ class BuildOutcome:
     lost: bool = False
 
 
-def bootstrap(
+def bootstrap_nodes(
     arguments: LaunchArguments,
     words: Sequence[str],
     *,
@@ -76,12 +76,12 @@ def bootstrap(
     """Build the environment on all reachable nodes, report the others; return the exit code."""
     sources = wheels.read_requirements(words, find_links, index=index)
     nodes = try_all(resolve(arguments), without_environment)
-    made = make(nodes.reached, sources, name)
+    made = make_environments(nodes.reached, sources, name)
     remember(nodes, made)
     lost = [BuildOutcome(node.name, problem=str(error), lost=True) for node, error in nodes.lost]
     outcomes = [*made, *lost]
     show(outcomes, name)
-    output.result({"nodes": [asdict(outcome) for outcome in outcomes]})
+    output.print_result({"nodes": [asdict(outcome) for outcome in outcomes]})
     if any(outcome.lost for outcome in outcomes):
         return EXIT_NODE
     return EXIT_CHECK if any(outcome.problem for outcome in outcomes) else EXIT_DONE
@@ -122,7 +122,9 @@ def remember(nodes: Nodes, made: Sequence[BuildOutcome]) -> None:
 # -- on the nodes ----------------------------------------------------------------------------------
 
 
-def make(reached: Sequence[Reached], sources: Requirements, name: str = "") -> list[BuildOutcome]:
+def make_environments(
+    reached: Sequence[Reached], sources: Requirements, name: str = ""
+) -> list[BuildOutcome]:
     """Build the environment on nodes without a complete one; return all outcomes, in order."""
     machines = fleet.ask(reached, [LookAtEnvironment(key=NO_KEY)] * len(reached), ANSWER_SECONDS)
     kinds = [
@@ -195,7 +197,7 @@ def make_alike(
         seconds, packages = time.monotonic() - began, progress.packages or {}
         return BuildOutcome(node.node.name, path, packages, True, seconds, progress.problem)
 
-    with counted("installing", build, members) as counting:
+    with counted_work("installing", build, members) as counting:
         results = fleet.everywhere(members, counting)
     return [
         lost(node, result) if isinstance(result, OrchestratorError) else result

@@ -231,7 +231,7 @@ def wheels_for(kind: Kind, sources: Requirements) -> Path:
     new = directory.parent / f".{name}.{os.urandom(4).hex()}.new"
     new.mkdir(mode=0o700)
     try:
-        download(sources, new, what, *kind.pip_options, *pins(kind, sources, new, what))
+        download(sources, new, what, *kind.pip_options, *pip_options(kind, sources, new, what))
         (new / "pinned.txt").unlink(missing_ok=True)
         for path in new.iterdir():
             if path.suffix != ".whl":
@@ -244,7 +244,7 @@ def wheels_for(kind: Kind, sources: Requirements) -> Path:
     return directory
 
 
-def pins(kind: Kind, sources: Requirements, new: Path, what: str) -> list[str]:
+def pip_options(kind: Kind, sources: Requirements, new: Path, what: str) -> list[str]:
     """Return pip's options for the requirements; uv pins them first if pip cannot read them."""
     file, uv = sources.file, shutil.which("uv")
     hashed = b"--hash" in sources.text or file.name == LOCK

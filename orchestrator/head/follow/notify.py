@@ -27,7 +27,7 @@ from orchestrator.common.text import format_duration, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.follow import verdict
 from orchestrator.head.screen import tracebacks
-from orchestrator.head.screen.lines import clean
+from orchestrator.head.screen.lines import clean_line
 from orchestrator.head.screen.output import say
 from orchestrator.protocol.message import encode_value
 from orchestrator.records import manifest
@@ -211,7 +211,7 @@ def notice_of(
         lines += verdict.to_lines(cause)
         cause = replace(cause, traceback=cause.traceback[-MOST_TRACE:])
     # Lines may quote a node's output: control characters are removed from them.
-    text = "\n".join(map(clean, lines))
+    text = "\n".join(map(clean_line, lines))
     ended = record.attempts[-1].ended if record.goes_on else record.ended
     return {
         "event": kind,

@@ -25,8 +25,8 @@ from orchestrator.head.follow.streams.updates import (
     Wrote,
 )
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.head.screen.output import say, warn
-from orchestrator.head.screen.styles import DONE, styled
+from orchestrator.head.screen.output import say, warn_user
+from orchestrator.head.screen.styles import DONE, style_text
 from orchestrator.head.transfer.home import CodeOutputs
 from orchestrator.node.machine import nvidia
 from orchestrator.protocol import events
@@ -66,19 +66,19 @@ class Reports:
     def _(self, updates: Connected, node: NodeState) -> None:
         self.set_clock(node, updates.clock)
         if node.lost_since:
-            say(styled(f"{node.who} is back after {node.away:.0f} s", DONE))
+            say(style_text(f"{node.who} is back after {node.away:.0f} s", DONE))
         node.lost_since = 0.0
 
     @take.register(Lost)
     def _(self, updates: Lost, node: NodeState) -> None:
         if not node.lost_since:
             node.lost_since, node.silent = time.monotonic(), updates.silent
-            warn(f"{node.who}: {updates.why}; trying to come back")
+            warn_user(f"{node.who}: {updates.why}; trying to come back")
         node.lost_why = updates.why
 
     @take.register(Warned)
     def _(self, updates: Warned, node: NodeState) -> None:
-        warn(f"node {updates.node}: {updates.what}")
+        warn_user(f"node {updates.node}: {updates.what}")
         if updates.receipt is not None:
             of = {"node": node.record.name, "job": self.job.record.job}
             self.not_ended(Receipt(**{**vars(updates.receipt), **of}))
@@ -104,7 +104,7 @@ class Reports:
         elif left := node.ended.left:
             self.not_ended(Receipt(node=node.record.name, job=self.job.record.job, left=left))
             what = f"processes {list(left)} do not end (stuck in the kernel?)"
-            warn(f"node {node.record.index}: {what}")
+            warn_user(f"node {node.record.index}: {what}")
 
     @take.register(Failed)
     def _(self, updates: Failed, node: NodeState) -> None:
@@ -135,12 +135,12 @@ class Reports:
         for xid in nvidia.xids(event.line):
             if node.broken_gpu is None:
                 node.broken_gpu = xid
-                warn(f"{node.who}: {xid}; what uses that GPU will fail, or wait for ever")
+                warn_user(f"{node.who}: {xid}; what uses that GPU will fail, or wait for ever")
 
     @take_event.register(events.LeaseFormed)
     def _(self, event: events.LeaseFormed, node: NodeState) -> None:
         if not event.active:
-            warn(
+            warn_user(
                 f"{node.who} cannot reach node 0's supervisor ({event.why}): without a head,"
                 " an end on one will not be an end on the other. If that is a firewall, ranks"
                 f" that connect to each other hang as well: {OPEN_ALL}",
@@ -159,7 +159,7 @@ class Reports:
         node.ended = event
         # Output that the disk refused earlier is mentioned in the log itself.
         if event.lost:
-            warn(
+            warn_user(
                 f"{node.who}: the last {format_bytes(event.lost)} of output are in no log: there"
                 " was no room for them on the disk of ~/.orchestrator there (`df -h ~`, `quota`)"
             )
@@ -208,7 +208,7 @@ class Reports:
     def ending(self, node: NodeState, event: events.Ending) -> None:
         """Handle an end that a supervisor began without an order of this head."""
         if event.headless:
-            warn(f"{node.who} ended its part: {event.why}")
+            warn_user(f"{node.who} ended its part: {event.why}")
         elif self.has_other_heads:
             self.ended_elsewhere(node, event)
         elif (loss := self.loss_of(event)) is None:
@@ -239,20 +239,20 @@ class Reports:
         if event.failed or event.lost is not None:
             self.job.end.outcome = Outcome.FAILED if event.lost is None else Outcome.LOST
             self.job.display.mute()
-            warn(f"{event.why}; this node ends its part")
+            warn_user(f"{event.why}; this node ends its part")
             self.job.failures.append(node.failure(event.time, "elsewhere", event.why))
 
     def say_what_was_killed(self, node: NodeState, event: events.Ended) -> None:
         """Warn of killed ranks, whose unsaved state is lost, and of shared memory that is left."""
         if event.shared_memory:
             names = ", ".join(event.shared_memory)
-            warn(f"{node.who}: shared memory of the job stays there: {names}")
+            warn_user(f"{node.who}: shared memory of the job stays there: {names}")
         ranks = {rank.pid: f"rank {number}" for number, rank in event.ranks.items() if rank.pid}
         unsaved = {pid: ranks[pid] for pid in event.killed if pid in ranks}
         if unsaved and self.job.end.outcome is Outcome.STOPPED and node.grace:
             who = ", ".join(unsaved.values())
             waited = min(node.grace, round(max(0.0, event.time - node.asked_at), 1))
-            warn(f"{node.who}: killed {who}: still there {waited:g} s after it was asked")
+            warn_user(f"{node.who}: killed {who}: still there {waited:g} s after it was asked")
 
     @take_event.register(events.RankFinished)
     def rank_done(self, event: events.RankFinished | events.RankEnded, node: NodeState) -> None:
@@ -273,6 +273,6 @@ class Reports:
             return
         if noted:
             what = f"{abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
-            warn(f"the clock of node {node.record.index} is {what}; its times are corrected")
+            warn_user(f"the clock of node {node.record.index} is {what}; its times are corrected")
         node.record = replace(node.record, clock=noted)
         self.job.changed = True

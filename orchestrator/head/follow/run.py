@@ -25,7 +25,7 @@ from orchestrator.head.follow.reports import Reports
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.updates import Answer, Grew, NodeUpdate
 from orchestrator.head.screen.keyboard import KEYS, Keyboard
-from orchestrator.head.screen.output import say, warn
+from orchestrator.head.screen.output import say, warn_user
 from orchestrator.head.screen.screen import Display
 from orchestrator.head.transfer import home
 from orchestrator.protocol.requests.follow import Stuck
@@ -188,11 +188,11 @@ class Run:
             return
         self.out_of_time = number == signal.SIGUSR1 and self.end.open
         if self.out_of_time:
-            warn("the time limit of Slurm's job is near")
+            warn_user("the time limit of Slurm's job is near")
         if self.interrupts == 1 and self.end.open:
             self.end.outcome = Outcome.STOPPED
             grace = self.record.launch.grace
-            warn(f"asking all ranks to save and stop ({grace:g} s); Ctrl-C again to kill")
+            warn_user(f"asking all ranks to save and stop ({grace:g} s); Ctrl-C again to kill")
             self.job.end_all(verdict.STOPPED_BY_USER, grace)
         else:
             # Without this outcome a job with restarts would be started again.
@@ -253,7 +253,7 @@ class Run:
         if not all(away) or not self.end.open:
             return False
         if min(away, default=0.0) > max(CUT_OFF_SECONDS, self.record.launch.node_loss_timeout):
-            warn(f"no node was reached for {min(away):.0f} s")
+            warn_user(f"no node was reached for {min(away):.0f} s")
             self.end.left = True
         return True
 
@@ -320,7 +320,7 @@ class Monitors:
 
     def held_up(self, slow: SlowRank) -> None:
         self.job.held_up(slow.replace(time=time.time()))
-        warn(slow.text)
+        warn_user(slow.text)
 
     def answer(self, updates: Answer) -> None:
         """Pass an answer to the monitor that sent the request."""

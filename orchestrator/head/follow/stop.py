@@ -107,14 +107,14 @@ def to_text(receipts: Sequence[Receipt]) -> str:
     if len(receipts) > failures.MANY:
         longest = max(receipt.took for receipt in receipts)
         receipts = [receipt.replace(took=longest) for receipt in receipts]
-    lines = failures.reasons((each.node, described(each), each.fix) for each in receipts)
+    lines = failures.failure_lines((each.node, described(each), each.fix) for each in receipts)
     return "\n".join(lines or ["no job runs on these nodes"])
 
 
 def preview(receipts: Sequence[Receipt], experiments: Path) -> str:
     """Return the text on which jobs an emergency stop would end, with their nodes and users."""
     lost = [receipt for receipt in receipts if receipt.error]
-    lines = failures.reasons((r.node, f"cannot be asked: {r.error}", r.fix) for r in lost)
+    lines = failures.failure_lines((r.node, f"cannot be asked: {r.error}", r.fix) for r in lost)
     alive = [receipt for receipt in receipts if receipt.left]
     jobs: dict[tuple[str, str], list[Receipt]] = {}
     for receipt in alive:
@@ -122,7 +122,7 @@ def preview(receipts: Sequence[Receipt], experiments: Path) -> str:
     for (user, job), parts in jobs.items():
         whose = f"{user}'s {job}" if user else job
         known = [part.experiment for part in parts if part.experiment.startswith("/")]
-        where = ", ".join(failures.few(list(dict.fromkeys(part.node for part in parts))))
+        where = ", ".join(failures.shorten_names(list(dict.fromkeys(part.node for part in parts))))
         count = processes(sum(len(part.left) for part in parts))
         lines.append(f"{whose}: {count} on {where}{f', of {known[0]}' if known else ''}")
     root = f"{experiments.absolute()}/"

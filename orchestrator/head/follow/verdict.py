@@ -12,7 +12,7 @@ from orchestrator.common.text import plural
 from orchestrator.head.follow import failure_kinds
 from orchestrator.head.nodes import facts
 from orchestrator.head.screen import styles
-from orchestrator.head.screen.output import printable
+from orchestrator.head.screen.output import printable_text
 from orchestrator.node.job.hang import TIMED_OUT
 from orchestrator.node.machine import nvidia
 from orchestrator.protocol.events import Ended, RankEnded, RankError
@@ -153,7 +153,7 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
     if kind == "exception" and OF_OURS.search(trace):
         # Our own errors have the fix on the lines below the message.
         message, _, fix = text.partition("\n")
-        fix = printable(" ".join(fix.split()))[:LONGEST_MESSAGE]
+        fix = printable_text(" ".join(fix.split()))[:LONGEST_MESSAGE]
     if kind == "exception" and re.search(failure_kinds.HELPER_DIED, evidence):
         fix = failure_kinds.HELPER_FIX
     failure = replace(
@@ -391,7 +391,7 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> JobVerdict | None
     known = len(first_failures) + (first.rank is not None and first.kind != "ended_early")
     of_first = {field.name: getattr(first, field.name) for field in fields(Cause)}
     # Reports and notifications cannot show terminal colors.
-    of_first["message"] = printable(first.message)
+    of_first["message"] = printable_text(first.message)
     of_first["fix"] = first.fix or failure_kinds.fix_of(first.kind, first.message)
     line = LINE_OF_FILE.search(first.where)
     if of_first["fix"] == failure_kinds.FIX_IT and line:
@@ -400,7 +400,9 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> JobVerdict | None
         **of_first,
         title=failure_kinds.title(first.kind),
         same=tuple(sorted(f.rank for f in same if f.rank is not None)),
-        also=tuple(OtherFailure(f.rank, f.node, printable(first_line(f.message))) for f in also),
+        also=tuple(
+            OtherFailure(f.rank, f.node, printable_text(first_line(f.message))) for f in also
+        ),
         others=max(0, ended_badly - known),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.head.commands.machines.nodes import examine
+from orchestrator.head.commands.machines.nodes import examine_nodes
 from orchestrator.head.nodes import machine
 from orchestrator.head.nodes.facts import NEWEST, PLAIN, Facts
 from orchestrator.head.nodes.machine import Machine, gpu_text
@@ -48,7 +48,7 @@ class SeenMachine:
         if gpus == "none" and self.node.slots is None:
             gpus = "no GPU: one rank, slots=N makes more"
         facts = f"{gpus}; Python {self.facts.python_version}, {torch}; {self.network}"
-        comment = output.printable(" ".join(facts.split()))
+        comment = output.printable_text(" ".join(facts.split()))
         return f"{shlex.join([self.node.name, *words]):<24} # {comment}"
 
 
@@ -66,11 +66,13 @@ MACHINES: Table[SeenMachine] = Table(
 )
 
 
-def look(request: LaunchRequest, nodes: Nodes, wanted: Sequence[Node]) -> list[SeenMachine]:
+def reached_machines(
+    request: LaunchRequest, nodes: Nodes, wanted: Sequence[Node]
+) -> list[SeenMachine]:
     """Return the machines that were reached; `wanted` has their nodes as they will be written."""
     addresses = diagnose(request, nodes, full=False).case.addresses
     cards = CARDS.get(fabric_of(request, nodes))
-    checkups = examine(nodes.reached, "gpus")
+    checkups = examine_nodes(nodes.reached, "gpus")
     found = []
     for node, reached, checkup in zip(wanted, nodes.reached, checkups, strict=True):
         known = None if isinstance(checkup, OrchestratorError) else checkup
@@ -80,7 +82,7 @@ def look(request: LaunchRequest, nodes: Nodes, wanted: Sequence[Node]) -> list[S
         if interface is not None and interface.speed:
             network += f" {interface.speed / 1000:g} Gb/s"
         network = ", ".join(filter(None, [network, cards]))
-        facts = machine.machine(reached.probed, known)
+        facts = machine.describe_machine(reached.probed, known)
         found.append(SeenMachine(node, facts, reached.facts.marker_seen, network))
     return found
 

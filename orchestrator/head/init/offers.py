@@ -74,7 +74,7 @@ def is_node(name: str) -> bool:
         return False
 
 
-def chosen(answer: str, offers: Sequence[KnownMachine]) -> tuple[Node, ...]:
+def chosen_nodes(answer: str, offers: Sequence[KnownMachine]) -> tuple[Node, ...]:
     """Return the nodes that an answer names: numbers of offers, or hosts as in a node list."""
     lines: list[str] = []
     for word in filter(None, BETWEEN.split(answer)):

@@ -34,12 +34,12 @@ UNASKED = "name the machines: orchestrator init gpu1 gpu2 --yes"
 PACKAGES = ("torch", "numpy")
 
 
-def init(arguments: LaunchArguments, hosts: Sequence[str], *, yes: bool) -> int:
+def make_node_list(arguments: LaunchArguments, hosts: Sequence[str], *, yes: bool) -> int:
     """Make the node list of these hosts, or of those that the user chooses on the terminal."""
     path = arguments.where.node_list
     asks = sys.stdin.isatty() and not yes
     if not may_write(path, asks):
-        say(f"{output.path(path)} stays as it is: `orchestrator doctor` checks its machines")
+        say(f"{output.short_path(path)} stays as it is: `orchestrator doctor` checks its machines")
         return EXIT_DONE
     config = SshConfig(arguments.where.ssh_config)
     request = resolve(arguments)
@@ -47,11 +47,14 @@ def init(arguments: LaunchArguments, hosts: Sequence[str], *, yes: bool) -> int:
     given = {key: value for key, value in arguments.launch.items() if key in machines.OPTIONS}
     wanted = tuple(replace(node, **given) for node in wanted)
     seen = reach(request, config, wanted, asks)
-    output.write_out(machines.MACHINES.fitted(seen, output.terminal().width).text(seen))
+    output.write_out(machines.MACHINES.fitted(seen, output.terminal_of().width).text(seen))
     files.replace_file(path, machines.text_of(seen), 0o644)
-    say(f"wrote {output.path(path)}: {plural(len(seen), 'machine')}, {seen[0].node.name} first")
+    say(
+        f"wrote {output.short_path(path)}: {plural(len(seen), 'machine')}, {seen[0].node.name}"
+        " first"
+    )
     give_torch(arguments, seen, asks)
-    code = commands.doctor(arguments, full=False, hints=True)
+    code = commands.run_doctor(arguments, full=False, hints=True)
     say(f"{'when that is mended' if code else 'now'} type: {launch_line(arguments.where)}")
     return code
 
@@ -71,7 +74,7 @@ def may_write(path: Path, asks: bool) -> bool:
         what = f"lists {plural(len(read_nodes(path)), 'machine')}"
     except UsageError:
         what = "is there already"
-    return output.agreed(f"{output.path(path)} {what}. Write a new one in its place?")
+    return output.user_agrees(f"{output.short_path(path)} {what}. Write a new one in its place?")
 
 
 # -- the machines ---------------------------------------------------------------------------------
@@ -85,7 +88,7 @@ def choose(config: SshConfig, asks: bool) -> tuple[Node, ...]:
     rows = [[f"{number}", one.name, one.source] for number, one in enumerate(known, 1)]
     if rows:
         output.write_out("Machines that your ssh knows:\n")
-        output.write_out(output.table(rows, right=[0], indent=2) + "\n")
+        output.write_out(output.format_table(rows, right=[0], indent=2) + "\n")
     output.write_out(
         f"Which of them train, the master first? {'Numbers or names' if rows else 'Names'}, such"
         f" as: {'1-2 ' * (len(rows) > 1)}gpu[01-04] ada@10.0.0.7:2222\n"
@@ -94,14 +97,14 @@ def choose(config: SshConfig, asks: bool) -> tuple[Node, ...]:
         answer = ask(">")
         try:
             if answer:
-                return offers.chosen(answer, known)
+                return offers.chosen_nodes(answer, known)
         except UsageError as error:
             output.complain(f"{error}")
 
 
 def ask(question: str) -> str:
     """Return the user's answer; an input that has ended is an error, as no question is answered."""
-    answer = output.answer(question)
+    answer = output.read_answer(question)
     if answer is None:
         raise UsageError("the input has ended: nothing was written", UNASKED)
     return answer
@@ -121,7 +124,7 @@ def reach(
             pairs = zip(nodes.reached, wanted, strict=True)
             better = [machines.with_torch(reached.facts, node) for reached, node in pairs]
             if better == list(wanted):
-                return machines.look(request, nodes, wanted)
+                return machines.reached_machines(request, nodes, wanted)
             changed = [new.name for new, old in zip(better, wanted, strict=True) if new != old]
             say(f"another Python on {join_names(changed)} has torch: the list names it")
             wanted = better
@@ -192,8 +195,8 @@ def give_torch(arguments: LaunchArguments, seen: Sequence[SeenMachine], asks: bo
     if not lacking:
         return
     say(f"there is no torch on {join_names(lacking)}: `{command}` makes an environment with it")
-    if not asks or output.agreed("Make it now? It downloads some gigabytes, here."):
-        environments.bootstrap(arguments, PACKAGES, name="", find_links=(), index=True)
+    if not asks or output.user_agrees("Make it now? It downloads some gigabytes, here."):
+        environments.bootstrap_nodes(arguments, PACKAGES, name="", find_links=(), index=True)
 
 
 def launch_line(where: Where) -> str:

@@ -28,7 +28,7 @@ class Environment:
     wrap: str | None = None
 
 
-def check(activate: str | None, wrap: str | None) -> None:
+def check_environment(activate: str | None, wrap: str | None) -> None:
     """Raise UsageError for an invalid --activate or --wrap."""
     if activate is not None and not (
         re.fullmatch(ACTIVATIONS, activate, re.ASCII) and activate.isprintable()
@@ -42,7 +42,7 @@ def check(activate: str | None, wrap: str | None) -> None:
         )
 
 
-def absolute(activate: str | None) -> str | None:
+def absolute_activation(activate: str | None) -> str | None:
     """Return an activation whose relative path is made absolute; others are unchanged."""
     kind, colon, path = (activate or "").partition(":")
     if kind not in ("venv", "script") or not colon or not path or path[0] in "/~":

@@ -88,13 +88,13 @@ class ProbedNode:
         return self.node.ifname
 
 
-def release(version: str) -> tuple[int, ...] | None:
+def version_release(version: str) -> tuple[int, ...] | None:
     """Return the first two numbers of a version: (2, 13) for 2.13.0+cu130."""
     match = re.match(r"(\d+)\.(\d+)", version)
     return tuple(map(int, match.groups())) if match else None
 
 
-def names(nodes: Sequence[ProbedNode]) -> str:
+def node_names(nodes: Sequence[ProbedNode]) -> str:
     return join_names([node.name for node in nodes])
 
 

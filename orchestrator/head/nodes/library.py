@@ -41,20 +41,20 @@ def sources() -> list[Path]:
     ]
 
 
-def library() -> Library:
+def own_library() -> Library:
     """Return the library; it is read once, also if many threads ask at the same time."""
     with READING:
-        return read()
+        return read_library()
 
 
 def packed_library() -> bytes:
     """Return the payload for a node without the library: a size line and packed {name: source}."""
     with READING:
-        return pack(read().files)
+        return pack(read_library().files)
 
 
 @functools.cache
-def read() -> Library:
+def read_library() -> Library:
     files = {f"orchestrator/{path.relative_to(HOUSE)}": path.read_bytes() for path in sources()}
     files["__main__.py"] = b"from orchestrator.node.main import main\n\nmain()\n"
     sums = {name: zlib.crc32(data, zlib.crc32(name.encode())) for name, data in files.items()}
@@ -72,6 +72,6 @@ def pack(files: tuple[tuple[str, bytes], ...]) -> bytes:
 
 
 @functools.cache
-def installer() -> str:
+def installer_program() -> str:
     texts = [HOUSE / "common/permissions.py", HOUSE / "node/install.py"]
     return "\n".join(path.read_text(encoding="utf-8") for path in texts)

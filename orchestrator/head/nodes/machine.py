@@ -67,7 +67,7 @@ class Machine(Message):
     unmeasured: dict[str, str] = NO_PROBLEMS
 
 
-def lost(node: Node, error: OrchestratorError) -> Machine:
+def lost_machine(node: Node, error: OrchestratorError) -> Machine:
     """Return the Machine for a node that could not be reached."""
     return Machine(
         name=node.name,
@@ -79,7 +79,7 @@ def lost(node: Node, error: OrchestratorError) -> Machine:
     )
 
 
-def machine(node: ProbedNode, checkup: Checkup | None) -> Machine:
+def describe_machine(node: ProbedNode, checkup: Checkup | None) -> Machine:
     """Return the Machine for a node: its facts, and its GPUs from the checkup if there is one."""
     facts, disk = node.facts, node.facts.disk
     tool = checkup.gpus if checkup and checkup.gpus else ()

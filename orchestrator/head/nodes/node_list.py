@@ -244,7 +244,7 @@ def numbered(nodes: Sequence[Node]) -> list[NumberedNode]:
     return [NumberedNode(index, node) for index, node in enumerate([*active, *spares])]
 
 
-def choose(nodes: Sequence[Node], wanted: Sequence[str]) -> list[NumberedNode]:
+def choose_nodes(nodes: Sequence[Node], wanted: Sequence[str]) -> list[NumberedNode]:
     """Return the nodes with these numbers or names, in the list's order; all if none is named.
 
     A host without user and port selects every node of the list on that host.
@@ -268,7 +268,7 @@ def choose(nodes: Sequence[Node], wanted: Sequence[str]) -> list[NumberedNode]:
     return [each for each in known if each.index in chosen]
 
 
-def names(path: Path) -> list[str]:
+def names_in_list(path: Path) -> list[str]:
     """Return the names in a node list, for completion; [] if it cannot be read."""
     try:
         return [node.name for node in read_nodes(path)]

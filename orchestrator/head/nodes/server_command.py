@@ -250,7 +250,7 @@ def pythons(environment: Environment) -> list[str]:
     return python_candidates(environment.python)
 
 
-def command(environment: Environment, nonce: str) -> str:
+def shell_command(environment: Environment, nonce: str) -> str:
     """Return the command; an answer of the nonce and `?` is the reason of a failed activation."""
     if environment.activate:
         kind, _, value = environment.activate.partition(":")
@@ -261,22 +261,22 @@ def command(environment: Environment, nonce: str) -> str:
         words = ["/bin/sh", "-c", CHOOSE_PYTHON, "sh", READ_PROGRAM, *pythons(environment)]
     if environment.wrap:
         words = ["/bin/sh", "-c", WRAPPED, "sh", encoded(environment.wrap), *words]
-    return "exec " + " ".join(map(quote, words))
+    return "exec " + " ".join(map(quote_word, words))
 
 
-def patience(environment: Environment) -> float:
+def activation_seconds(environment: Environment) -> float:
     """Return the seconds that the environment may take before our program starts."""
     return ACTIVATION_SECONDS if environment.activate else 0
 
 
-def preamble(environment: Environment) -> bytes:
+def preamble_bytes(environment: Environment) -> bytes:
     """Return the bytes that precede our program on standard input."""
     if not environment.activate:
         return FIRST_LINE
     return b"%b%b\n%b" % (FIRST_LINE, encoded(ACTIVATE).encode(), FIRST_LINE)
 
 
-def sized(program: str) -> bytes:
+def sized_program(program: str) -> bytes:
     """Return a program with its size in front, in the form that READ_PROGRAM reads."""
     data = program.encode()
     return READ_SIZED.format(size=len(data)).encode() + data
@@ -288,7 +288,7 @@ def encoded(text: str) -> str:
     return re.sub(rb"[^\w./:=, +-]", lambda m: b"\\0%03o" % m[0][0], data).decode("ascii")
 
 
-def quote(word: str) -> str:
+def quote_word(word: str) -> str:
     """Quote a word for any login shell; csh takes `!` for a command of its history, even quoted."""
     return shlex.quote(word).replace("!", "'\\!'")
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.nodes.facts import Facts, ProbedNode, names, release
+from orchestrator.head.nodes.facts import Facts, ProbedNode, node_names, version_release
 from orchestrator.head.plan.model import EnvSetting
 from orchestrator.protocol.facts import Gid, RdmaPort
 
@@ -163,7 +163,7 @@ def mixed(nodes: Sequence[ProbedNode], ports_by_kind: dict[str, list[RdmaPorts]]
     # Without GPUs nothing uses NCCL, and gloo uses TCP anyway.
     if with_infiniband and any(node.facts.gpus for node in nodes):
         raise CheckFailed(
-            f"{names(with_infiniband)} would use InfiniBand, but there is none to use on: "
+            f"{node_names(with_infiniband)} would use InfiniBand, but there is none to use on: "
             + "; ".join(lack(node, "infiniband") for node in without[:8]),
             "fix it or leave these nodes out of the list; or let all use TCP, which is slower: "
             "--set nccl.profile=ethernet",
@@ -174,10 +174,10 @@ def mixed(nodes: Sequence[ProbedNode], ports_by_kind: dict[str, list[RdmaPorts]]
     some = with_infiniband or with_roce
     kind = "infiniband" if with_infiniband else "roce"
     lacking = [node for node in nodes if node not in some]
-    reason = f"{names(lacking)} lack{'s' if len(lacking) == 1 else ''} {SPOKEN[kind]}"
+    reason = f"{node_names(lacking)} lack{'s' if len(lacking) == 1 else ''} {SPOKEN[kind]}"
     chosen = tcp(nodes, f"{reason}, and all nodes must use the same", always=True)
     note = (
-        f"WARNING: NCCL uses TCP, because {names(some)} ha{'s' if len(some) == 1 else 've'} "
+        f"WARNING: NCCL uses TCP, because {node_names(some)} ha{'s' if len(some) == 1 else 've'} "
         f"{SPOKEN[kind]} and the others do not: "
         + "; ".join(lack(node, kind) for node in lacking[:8])
     )
@@ -229,7 +229,7 @@ def with_gids(
     # A torch for CPUs has no NCCL.
     if kind != "roce" or not (software.cuda or software.hip):
         return ports, (), ""
-    version = release(software.nccl)
+    version = version_release(software.nccl)
     best = {port.name: best_gid(port) for port in ports.used}
     only_ipv6 = all(gid.ip is not None and gid.ip.version == 6 for gid in best.values())
     if version is not None and version >= FINDS_GIDS:

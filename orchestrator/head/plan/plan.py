@@ -22,9 +22,9 @@ from orchestrator.head.nodes.facts import (
     Facts,
     ProbedNode,
     by_value,
-    names,
     no_torch,
-    release,
+    node_names,
+    version_release,
 )
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.plan import nccl_env
@@ -193,7 +193,7 @@ def choose_start(
     if kind == "program":
         return "plain", [f"plain start: {target.name} is a program, no script or module of Python"]
     for node in nodes:
-        if (release(node.facts.torch) or (0, 0)) < OLDEST_FORK:
+        if (version_release(node.facts.torch) or (0, 0)) < OLDEST_FORK:
             return "plain", [f"plain start: torch {node.facts.torch} on {node.name} is too old"]
     return "fork", []
 
@@ -250,7 +250,7 @@ def uneven_notes(
     ]
     if overruled:
         which = listed_ranks(overruled[0].node)
-        notes.append(f"{nproc_option(launch)} wins over {which} ({names(overruled)})")
+        notes.append(f"{nproc_option(launch)} wins over {which} ({node_names(overruled)})")
     versions = {node.facts.torch for node in nodes}
     if len(versions) > 1:
         differences = ", ".join(f"{node.name}: {node.facts.torch}" for node in nodes)

@@ -86,7 +86,7 @@ class PruneEntry(Removable):
 
     @property
     def when(self) -> float:
-        return stamp(self.name) or 0.0
+        return time_in_name(self.name) or 0.0
 
     @property
     def settled(self) -> bool:
@@ -101,7 +101,7 @@ class PruneEntry(Removable):
 # -- the directory ----------------------------------------------------------------------------
 
 
-def stamp(name: str) -> float | None:
+def time_in_name(name: str) -> float | None:
     """Return the time at the end of a name; copying a directory changes its times on the disk."""
     with contextlib.suppress(ValueError, OverflowError):
         # A name without a time at its end stays as it is, and is no time.
@@ -109,7 +109,9 @@ def stamp(name: str) -> float | None:
     return None
 
 
-def scan(root: int, where: Where) -> tuple[list[PruneEntry], dict[str, str], list[Removable]]:
+def scan_experiments(
+    root: int, where: Where
+) -> tuple[list[PruneEntry], dict[str, str], list[Removable]]:
     """Return the experiments, the newest first; why other names are none; interrupted removals."""
     entries, foreign, hidden = [], {}, []
     for each in sorted(os.scandir(root), key=lambda each: each.name):
@@ -127,7 +129,7 @@ def scan(root: int, where: Where) -> tuple[list[PruneEntry], dict[str, str], lis
 
 def read(root: int, name: str, where: Where) -> PruneEntry | str:
     """Return one entry, or the reason why it is no experiment of ours."""
-    if stamp(name) is None:
+    if time_in_name(name) is None:
         return "its name does not end with a time"
     try:
         with files.open_directory(name, root) as directory:
@@ -169,7 +171,7 @@ def lock_of_head(directory: int, create: int = 0) -> Iterator[BinaryIO]:
         yield file
 
 
-def measure(root: int, one: Removable, path: os.PathLike[str]) -> None:
+def measure_directory(root: int, one: Removable, path: os.PathLike[str]) -> None:
     """Set the bytes that deleting a directory would free, and any obstacle to that."""
     obstacle = ""
     for where, inner, names, directory in os.fwalk(one.name, dir_fd=root):
@@ -196,7 +198,7 @@ def mounted(path: os.PathLike[str]) -> str:
 # -- the rules --------------------------------------------------------------------------------
 
 
-def choose(
+def mark_kept(
     entries: Sequence[PruneEntry], now: float, keep: int, older_than: float, *, keep_failed: bool
 ) -> None:
     """Mark the experiments that the rules keep. `keep` counts the newest in any state."""

@@ -143,14 +143,14 @@ class SlurmBackend(SshBackend):
         """Conclude the record of a job that Slurm ended before its head could."""
         if record.over or record.slurm_job is None:
             return record
-        entry = queue.find(record.slurm_job)
+        entry = queue.find_job(record.slurm_job)
         deadline = time.monotonic() + patience
         # The last record may not be visible on this machine yet. A job that is being requeued
         # counts as failed in Slurm for a few seconds.
         while entry.over and record.batch and not record.over and time.monotonic() < deadline:
             time.sleep(LOOK_SECONDS)
             record = experiment.read_record()
-            entry = queue.find(job_of(record))
+            entry = queue.find_job(job_of(record))
         if not entry.over or record.over or experiment.lock() is not None:
             return record
         now = time.time()
@@ -179,7 +179,7 @@ class SlurmBackend(SshBackend):
         text, data = f"Slurm's job {record.slurm_job}", {"job": record.slurm_job}
         if record.over:
             return Scheduled(text, {"slurm": data})
-        entry = queue.find(record.slurm_job)
+        entry = queue.find_job(record.slurm_job)
         return Scheduled(f"{text}: {entry}", {"slurm": {**data, **asdict(entry)}})
 
     def why_terminated(self, record: JobRecord) -> str:
@@ -199,7 +199,9 @@ class BatchBackend(SlurmBackend):
     def is_taken_back(self, record: JobRecord) -> bool:
         """Return True if Slurm ends this process's job in order to restart it."""
         try:
-            return queue.restarts(job_of(record)) > int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+            return queue.count_restarts(job_of(record)) > int(
+                os.environ.get("SLURM_RESTART_COUNT", "0")
+            )
         except (OrchestratorError, ValueError):
             return False
 
@@ -217,7 +219,7 @@ class BatchBackend(SlurmBackend):
         # Slurm ends this process by SIGTERM.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
-            queue.requeue(job_of(record))
+            queue.requeue_job(job_of(record))
         except OrchestratorError as error:
             experiment.write_record(record)
             say(f"it cannot be queued again: {error}")
@@ -240,10 +242,10 @@ class BatchBackend(SlurmBackend):
             return None
         job, began = job_of(record), time.monotonic()
         killed: dict[int, str] = {}
-        if not queue.find(job).over:
+        if not queue.find_job(job).over:
             end(record, now=grace <= 0)
         if grace > 0 and not gone(job, grace + KILL_LIMIT_SECONDS / 2):
-            queue.cancel(job)
+            queue.cancel_job(job)
             killed = {int(job): "Slurm's job"}
         left = () if gone(job, KILL_LIMIT_SECONDS) else (int(job),)
         if not left:
@@ -328,7 +330,9 @@ class SlurmJobView:
             self.record = SlurmBackend().settle(self.experiment, self.record)
             self.settled = self.record.over and not before
             if self.record.state == "queued":
-                state = f"Slurm's job {self.record.slurm_job}: {queue.find(job_of(self.record))}"
+                state = (
+                    f"Slurm's job {self.record.slurm_job}: {queue.find_job(job_of(self.record))}"
+                )
                 if state != self.before:
                     say(state)
                 self.before = state
@@ -363,7 +367,7 @@ def end(record: JobRecord, *, now: bool) -> str:
     """Request the end of the job, or cancel it; return a sentence that says which."""
     job = job_of(record)
     if now or record.state == "queued":
-        queue.cancel(job)
+        queue.cancel_job(job)
         return f"Slurm's job {job} is cancelled"
     queue.ask_to_stop(job)
     grace = f"{record.launch.grace:g} s"
@@ -373,7 +377,7 @@ def end(record: JobRecord, *, now: bool) -> str:
 def gone(job: str, patience: float) -> bool:
     """Wait until the job has left the queue; return False after `patience` seconds."""
     deadline = time.monotonic() + patience
-    while not queue.find(job).over:
+    while not queue.find_job(job).over:
         if time.monotonic() > deadline:
             return False
         time.sleep(LOOK_SECONDS)

@@ -77,7 +77,7 @@ def run(*command: str, stdin: str | None = None, env: Mapping[str, str] | None =
     return done.stdout
 
 
-def find(job: str) -> QueueEntry:
+def find_job(job: str) -> QueueEntry:
     try:
         output = run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r")
     except NodeError as error:
@@ -93,15 +93,15 @@ def ask_to_stop(job: str) -> None:
     run("scancel", "--batch", "--signal=TERM", job)
 
 
-def cancel(job: str) -> None:
+def cancel_job(job: str) -> None:
     run("scancel", job)
 
 
-def requeue(job: str) -> None:
+def requeue_job(job: str) -> None:
     run("scontrol", "requeue", job)
 
 
-def restarts(job: str) -> int:
+def count_restarts(job: str) -> int:
     """Return how often Slurm has requeued a job."""
     found = re.search(r"\bRestarts=(\d+)", run("scontrol", "--oneliner", "show", "job", job))
     return int(found[1]) if found else 0
@@ -113,7 +113,7 @@ def is_out_of_time(job: str) -> bool:
     return left in ("0:00", "INVALID")
 
 
-def submit(file: str, env: Mapping[str, str]) -> str:
+def submit_file(file: str, env: Mapping[str, str]) -> str:
     """Submit a batch file with these variables added, and return the number of its job."""
     output = run("sbatch", "--parsable", file, env={**os.environ, **env}).strip()
     # With several clusters, the cluster's name follows the number.
@@ -139,10 +139,10 @@ def addresses(names: Sequence[str]) -> dict[str, str]:
             address = re.search(r"\bNodeAddr=(\S+)", line)
             if name and address:
                 known[name[1]] = address[1]
-    return {name: resolved(known.get(name, name)) for name in names}
+    return {name: resolve_name(known.get(name, name)) for name in names}
 
 
-def resolved(name: str) -> str:
+def resolve_name(name: str) -> str:
     """Return the IP address of a name on this machine, or "" if it does not resolve."""
     try:
         return str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
@@ -185,7 +185,7 @@ class SlurmNodes:
         return replace(record, slurm_job=self.job, batch=self.batch)
 
 
-def allocated(*, asked: bool) -> SlurmNodes | None:
+def allocated_nodes(*, asked: bool) -> SlurmNodes | None:
     """Return the nodes of the allocation, or None outside one.
 
     Raise CheckFailed outside an allocation if `asked`, or if the nodes are ambiguous.

@@ -28,7 +28,7 @@ class Named(Protocol):
 M = TypeVar("M", bound=Named)
 
 
-def failures(
+def failed_nodes(
     nodes: Sequence[M], results: Sequence[R | OrchestratorError]
 ) -> list[tuple[M, OrchestratorError]]:
     """Return the nodes that failed, each with its error."""
@@ -43,7 +43,7 @@ def all_or_table(
     total: int | None = None,
 ) -> list[R]:
     """Return the results, or raise one NodeError that names every failed node."""
-    failed = failures(nodes, results)
+    failed = failed_nodes(nodes, results)
     if failed:
         raise NodeError(failure_table(failed, total or len(nodes), then))
     return [result for result in results if not isinstance(result, OrchestratorError)]
@@ -61,7 +61,7 @@ def failure_table(failed: Sequence[tuple[M, OrchestratorError]], total: int, the
     return "\n".join(lines)
 
 
-def reasons(failed: Iterable[tuple[str, str, str]]) -> list[str]:
+def failure_lines(failed: Iterable[tuple[str, str, str]]) -> list[str]:
     """Return a line for each failed node and each fix; unwrapped, so fixes can be copied."""
     lines = []
     for what, fix, names in alike(failed):
@@ -71,11 +71,11 @@ def reasons(failed: Iterable[tuple[str, str, str]]) -> list[str]:
 
 def alike(failed: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, list[str]]]:
     """Yield (error, fix, names) for each distinct error; many names are folded into one."""
-    for what, fix, names in kinds(failed):
-        yield what, fix, few(names)
+    for what, fix, names in group_errors(failed):
+        yield what, fix, shorten_names(names)
 
 
-def kinds(failed: Iterable[tuple[N, V, str]]) -> Iterator[tuple[V, str, list[N]]]:
+def group_errors(failed: Iterable[tuple[N, V, str]]) -> Iterator[tuple[V, str, list[N]]]:
     """Yield (error, fix, nodes) for each distinct error.
 
     For many nodes with a fix each, the first fix is an example; for a few, all are listed.
@@ -93,6 +93,6 @@ def for_all(fixes: Sequence[str]) -> str:
     return fixes[0] if len(set(fixes)) == 1 else f"{fixes[0]}  # for each of them, with its name"
 
 
-def few(names: list[str]) -> list[str]:
+def shorten_names(names: list[str]) -> list[str]:
     """Return the names to show; more than MANY are folded into one, as gpu[01-32]."""
     return [fold_names(names)] if len(names) > MANY else names

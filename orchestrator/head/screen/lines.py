@@ -41,19 +41,19 @@ class LineSplitter:
     @property
     def live(self) -> str:
         """Return the unfinished line as a terminal shows it: a progress bar, dots, a prompt."""
-        return clean(self._partial.rstrip("\r")).rstrip()
+        return clean_line(self._partial.rstrip("\r")).rstrip()
 
     def flush(self) -> list[str]:
         """Return the unfinished line unless it is blank, and reset it."""
         lines = self._finish(self._partial + self._decode(b"", True))
         self._partial = ""
-        return lines if clean(lines[-1]).strip() else lines[:-1]
+        return lines if clean_line(lines[-1]).strip() else lines[:-1]
 
     def _finish(self, line: str) -> list[str]:
         if len(line) <= LONGEST_CHARACTERS and line.isprintable():
             return [line]
         pieces, rest = self._settle(line)
-        return [*pieces, clean(rest.rstrip("\r"), self._color)]
+        return [*pieces, clean_line(rest.rstrip("\r"), self._color)]
 
     def _settle(self, text: str) -> tuple[list[str], str]:
         """Return (full pieces, rest); the rest is the text after the last \\r.
@@ -71,14 +71,14 @@ class LineSplitter:
                 run[at : at + LONGEST_CHARACTERS] for at in range(0, full, LONGEST_CHARACTERS)
             )
             rest = run[full:]
-        marked = [clean(piece, self._color) + CONTINUED for piece in pieces]
+        marked = [clean_line(piece, self._color) + CONTINUED for piece in pieces]
         return marked, rest + text[len(kept) :][:1]
 
 
 _PLAIN = bytes(range(0x20, 0x7F)) + b"\n"
 
 
-def plain(lines: bytes) -> str:
+def plain_lines(lines: bytes) -> str:
     """Return whole lines if all can be shown unchanged, else ""; it is 5 times faster."""
     if lines.translate(None, _PLAIN):
         return ""
@@ -102,7 +102,7 @@ _ESCAPES_BUT_COLOURS = re.compile(f"(?!{_COLOUR}) {_ESCAPE}", re.VERBOSE)
 _CONTROLS = re.compile(r"[\x00-\x08\x0a-\x1a\x1c-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
-def clean(text: str, color: bool = False) -> str:
+def clean_line(text: str, color: bool = False) -> str:
     """Return a line without control characters; with `color` it keeps colours, reset at its end."""
     if text.isprintable():
         return text
@@ -120,7 +120,7 @@ def _picture(control: re.Match[str]) -> str:
     return "␡" if code == 0x7F else "\N{REPLACEMENT CHARACTER}"
 
 
-def fit(text: str, columns: int) -> str:
+def fit_columns(text: str, columns: int) -> str:
     """Return the beginning of `text` that fits into a number of terminal columns."""
     if text.isascii():
         return text[: max(0, columns)]

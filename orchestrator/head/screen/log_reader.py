@@ -203,7 +203,7 @@ _THREAD = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+")
 Placed = Iterator[tuple[int, Piece]]
 
 
-def tail(log: LogFile, lines: int, rank: int | None) -> list[str]:
+def tail_lines(log: LogFile, lines: int, rank: int | None) -> list[str]:
     """Return the last lines of a node, or of one rank there, found from the end of the file.
 
     A rank without output in the last 16 MiB of the log has no last lines here.
@@ -253,7 +253,7 @@ def _placed(log: LogFile, start: int, end: int, rank: int | None) -> Placed:
 
 def last_words(log: LogFile, rank: int | None) -> list[str]:
     """Return the last lines of a rank; of a crash dump, its message and the user's frames."""
-    lines = tail(log, _CRASH_LINES, rank)
+    lines = tail_lines(log, _CRASH_LINES, rank)
     starts = [i for i, line in enumerate(lines) if line.startswith(_DUMPS)]
     if not starts:
         return lines[-_LAST_LINES:]

@@ -27,7 +27,7 @@ from typing import Generic, TextIO, TypeVar
 
 from orchestrator.common import hiding, text
 from orchestrator.head.screen import styles
-from orchestrator.head.screen.lines import clean
+from orchestrator.head.screen.lines import clean_line
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +60,16 @@ class Terminal:
 PLAIN = Terminal()
 
 
-def terminal(out: TextIO | None = None) -> Terminal:
+def terminal_of(out: TextIO | None = None) -> Terminal:
     """Return the Terminal of standard output, or of `out`."""
     terminal = (out or sys.stdout).isatty() and os.environ.get("TERM") != "dumb"
-    return Terminal(shutil.get_terminal_size().columns if terminal else None, styles.shown(out))
+    return Terminal(
+        shutil.get_terminal_size().columns if terminal else None, styles.colors_shown(out)
+    )
 
 
 def write_out(text: str) -> bool:
-    """Print lines of a result as text; with --json, print nothing, as result() has it all.
+    """Print lines of a result as text; with --json, print nothing, as print_result() has it all.
 
     Return False if the output is closed or full.
     """
@@ -88,7 +90,7 @@ def pass_on(text: str, out: TextIO | None = None) -> bool:
             # reconfigure() flushes pending output first, which can fail as well.
             out.reconfigure(errors="backslashreplace")
         with above_the_line():
-            out.write(safe(text))
+            out.write(safe_text(text))
             out.flush()
     except OSError as error:
         if not is_full(error) and error.errno not in GONE:
@@ -107,7 +109,7 @@ def is_full(error: OSError) -> bool:
     return error.errno in FULL
 
 
-def restorer() -> Callable[[], None]:
+def terminal_restorer() -> Callable[[], None]:
     """Return a function that restores the current terminal state after a full-screen program."""
     try:
         before = termios.tcgetattr(0)
@@ -129,7 +131,7 @@ def complain_once(text: str) -> None:
     complain(text)
 
 
-def answer(question: str) -> str | None:
+def read_answer(question: str) -> str | None:
     """Return the line that the user types after a question; None if there is none to read.
 
     The input has ended, or is that of pytest, a service or a pipe.
@@ -141,9 +143,9 @@ def answer(question: str) -> str | None:
         return None
 
 
-def agreed(question: str) -> bool:
+def user_agrees(question: str) -> bool:
     """Return True if the user answers y or yes to a question on the terminal."""
-    return (answer(f"{question} [y/N]") or "").lower() in ("y", "yes")
+    return (read_answer(f"{question} [y/N]") or "").lower() in ("y", "yes")
 
 
 def complain(text: str, end: str = "\n") -> None:
@@ -153,20 +155,21 @@ def complain(text: str, end: str = "\n") -> None:
         return
     try:
         with above_the_line():
-            sys.stderr.write(safe(text) + end)
+            sys.stderr.write(safe_text(text) + end)
             sys.stderr.flush()
     except OSError as error:
         if error.errno not in GONE:
             raise
 
 
-def safe(text: str) -> str:
+def safe_text(text: str) -> str:
     """Return text without secrets and control characters except line breaks, tabs and colours."""
     # This is the usual case, and ten times faster.
     if (text := hiding.without_secrets(text)).replace("\n", "").isprintable():
         return text
     return "\n".join(
-        "\t".join(clean(part, color=True) for part in line.split("\t")) for line in text.split("\n")
+        "\t".join(clean_line(part, color=True) for part in line.split("\t"))
+        for line in text.split("\n")
     )
 
 
@@ -176,18 +179,18 @@ def say(text: str) -> None:
     A caller does not log the same fact: head.log has what is said.
     """
     # The mark keeps the record off the terminal, which has the message itself.
-    log.debug("says: %s", printable(text), extra={"shown": True})
+    log.debug("says: %s", printable_text(text), extra={"shown": True})
     (listeners[-1] if listeners else on_the_screen)(hiding.without_secrets(text))
 
 
-def warn(text: str) -> None:
+def warn_user(text: str) -> None:
     """Pass on a message on which the user may have to act."""
-    say(styles.styled(text, styles.WARNING))
+    say(styles.style_text(text, styles.WARNING))
 
 
 def on_the_screen(text: str) -> None:
     """Print a line with the prefix that separates it from the program's output."""
-    own(f"{styles.styled(OURS, styles.DIM)} {text}")
+    print_own_line(f"{styles.style_text(OURS, styles.DIM)} {text}")
 
 
 listeners: list[Callable[[str], None]] = []
@@ -203,14 +206,14 @@ def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
         listeners.remove(listener)
 
 
-def path(place: Path) -> str:
+def short_path(place: Path) -> str:
     """Return a path relative to this directory if it is below it, else unchanged."""
     return str(place.relative_to(Path.cwd())) if place.is_relative_to(Path.cwd()) else str(place)
 
 
-def own(text: str) -> None:
+def print_own_line(text: str) -> None:
     """Print a line of our own without the prefix; colours are removed if they are off."""
-    pass_on(f"{text if styles.shown() else printable(text)}\n")
+    pass_on(f"{text if styles.colors_shown() else printable_text(text)}\n")
 
 
 def as_json() -> bool:
@@ -229,7 +232,7 @@ def json_alone() -> Iterator[None]:
         json_to.pop()
 
 
-def result(
+def print_result(
     data: object, words: Callable[[Terminal], str] = lambda _: "", *, indent: int | None = 1
 ) -> bool:
     """Print the result of a command, with --json as JSON, else as text.
@@ -238,12 +241,12 @@ def result(
     """
     if as_json():
         return pass_on(f"{json.dumps(data, indent=indent)}\n", json_to[-1])
-    return write_out(words(terminal()))
+    return write_out(words(terminal_of()))
 
 
-def clear() -> None:
+def clear_screen() -> None:
     """Clear the screen of a terminal; for a pipe, do nothing."""
-    if terminal().width is not None:
+    if terminal_of().width is not None:
         sys.stdout.write("\x1b[H\x1b[J")
 
 
@@ -253,10 +256,10 @@ _moving = threading.RLock()
 _line = [""]
 
 
-def status(line: str) -> None:
+def set_status_line(line: str) -> None:
     """Replace the status line of a terminal on standard error; "" removes it."""
     with _moving, contextlib.suppress(OSError):
-        _line[0] = clean(hiding.without_secrets(line), color=True)
+        _line[0] = clean_line(hiding.without_secrets(line), color=True)
         sys.stderr.write(f"\r\x1b[K{_line[0]}")
         sys.stderr.flush()
 
@@ -267,25 +270,27 @@ def above_the_line() -> Iterator[None]:
     with _moving:
         line = _line[0]
         if line:
-            status("")
+            set_status_line("")
         yield
         if line:
-            status(line)
+            set_status_line(line)
 
 
-def printable(text: str) -> str:
+def printable_text(text: str) -> str:
     """Return text without control characters and without colours."""
-    return "\n".join(map(clean, text.split("\n")))
+    return "\n".join(map(clean_line, text.split("\n")))
 
 
-def paint(text: str, style: str, terminal: Terminal) -> str:
+def paint_text(text: str, style: str, terminal: Terminal) -> str:
     """Return a text in a style, or without colours if the terminal shows none."""
     if not terminal.color:
-        return printable(text)
-    return "\n".join(table([[(line, style)]], Terminal(color=True)) for line in text.split("\n"))
+        return printable_text(text)
+    return "\n".join(
+        format_table([[(line, style)]], Terminal(color=True)) for line in text.split("\n")
+    )
 
 
-def table(
+def format_table(
     rows: Sequence[Sequence[Cell]],
     terminal: Terminal = PLAIN,
     *,
@@ -307,7 +312,7 @@ def table(
 
 def _styled(cell: Cell) -> tuple[str, str]:
     content, style = (cell, "") if isinstance(cell, str) else cell
-    return clean(content), style
+    return clean_line(content), style
 
 
 def _drawn(
@@ -403,4 +408,4 @@ class Table(Generic[R]):
         headed = any(self.headings)
         body = [self.headings] * headed + [self.cells(row) for row in rows]
         right = [at for at, column in enumerate(self.columns) if column.right]
-        return table(body, terminal, right=right, headed=headed, indent=self.indent)
+        return format_table(body, terminal, right=right, headed=headed, indent=self.indent)

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from orchestrator.common import text
 from orchestrator.head.screen import output, styles
-from orchestrator.head.screen.lines import fit
+from orchestrator.head.screen.lines import fit_columns
 from orchestrator.records.metrics import trainers
 
 T = TypeVar("T")
@@ -65,9 +65,9 @@ class ProgressBar:
         shown = False
         while not self._over.wait(FRAME_SECONDS):
             shown = True
-            output.status(self.line(shutil.get_terminal_size().columns - 1))
+            output.set_status_line(self.line(shutil.get_terminal_size().columns - 1))
         if shown:
-            output.status("")
+            output.set_status_line("")
 
     def line(self, columns: int) -> str:
         """Return the status line, cut to a number of columns."""
@@ -76,17 +76,19 @@ class ProgressBar:
         done = text.format_bytes(self.done) if self.done else ""
         if not self.size or not self.done:
             words = [f"{self.what} {nodes}".rstrip(), done, text.format_duration(round(seconds))]
-            return fit(SEPARATOR.join(filter(None, words)), columns)
+            return fit_columns(SEPARATOR.join(filter(None, words)), columns)
         part = min(1.0, self.done / self.size)
         left = text.format_duration(round(seconds / part - seconds))
         words = [f"{part:.0%}", f"{done} of {text.format_bytes(self.size)}"]
         words += [f"{text.format_bytes(self.done / max(seconds, 0.001))}/s", f"{left} left", nodes]
         bar = ("#" * round(part * BAR_COLUMNS)).ljust(BAR_COLUMNS, "-")
-        return fit(f"{self.what} {bar} {SEPARATOR.join(filter(None, words))}", columns)
+        return fit_columns(f"{self.what} {bar} {SEPARATOR.join(filter(None, words))}", columns)
 
 
 @contextmanager
-def counted(what: str, work: Callable[[T], R], nodes: Sequence[T]) -> Iterator[Callable[[T], R]]:
+def counted_work(
+    what: str, work: Callable[[T], R], nodes: Sequence[T]
+) -> Iterator[Callable[[T], R]]:
     """Show on how many nodes some work is done; yield the work with a counter around it."""
     with ProgressBar(what, nodes=len(nodes)) as progress:
 
@@ -98,18 +100,18 @@ def counted(what: str, work: Callable[[T], R], nodes: Sequence[T]) -> Iterator[C
         yield counting
 
 
-def joined(parts: Sequence[tuple[str, str, int]], columns: int) -> str:
+def join_parts(parts: Sequence[tuple[str, str, int]], columns: int) -> str:
     """Join (text, style, weight) parts; while there is no room, drop the one of most weight."""
     kept = [part for part in parts if part[0]]
     while len(kept) > 1 and len(SEPARATOR.join(part[0] for part in kept)) > columns:
         kept.remove(max(kept, key=lambda part: part[2]))
-    line = fit(SEPARATOR.join(part[0] for part in kept), columns)
+    line = fit_columns(SEPARATOR.join(part[0] for part in kept), columns)
     if len(line) < sum(len(part[0]) for part in kept):
         return line
-    return SEPARATOR.join(styles.styled(content, style) for content, style, _ in kept)
+    return SEPARATOR.join(styles.style_text(content, style) for content, style, _ in kept)
 
 
-def stall(experiment: Path) -> str:
+def stall_notice(experiment: Path) -> str:
     """Return `no step for 45 s` if the metrics of a job have not grown lately, else ""."""
     # A file may be removed at any moment.
     with contextlib.suppress(OSError):

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from orchestrator.common.text import format_bytes, plural
-from orchestrator.head.screen.lines import LineSplitter, clean, fit, plain
+from orchestrator.head.screen.lines import LineSplitter, clean_line, fit_columns, plain_lines
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader, last_begin
 from orchestrator.head.screen.output import OURS, is_full
-from orchestrator.head.screen.styles import DIM, OF_NODES, styled
+from orchestrator.head.screen.styles import DIM, OF_NODES, style_text
 from orchestrator.head.screen.tracebacks import HeldStack
 
 # The least interval between two updates of a terminal.
@@ -128,8 +128,8 @@ class Screen:
     def say(self, text: str) -> None:
         """Print a message of our own above the live area."""
         if text.startswith(OURS):
-            text = styled(OURS, DIM) + text[len(OURS) :]
-        lines = (clean(line, self._color) for line in text.split("\n"))
+            text = style_text(OURS, DIM) + text[len(OURS) :]
+        lines = (clean_line(line, self._color) for line in text.split("\n"))
         self._paint("".join(f"{line}\n" for line in lines))
 
     def catch_up(self) -> None:
@@ -171,7 +171,7 @@ class Screen:
         now = time.monotonic()
         if self._tty and self.status is not None:
             row = self.status(_terminal_size(self._out)[0] - 1)
-            self._status_row = clean(row, self._color)
+            self._status_row = clean_line(row, self._color)
         due = ((stream, stream.held.due(now)) for stream in list(self._streams()))
         self._paint("".join(self._lines(stream, lines) for stream, lines in due))
 
@@ -224,7 +224,7 @@ class Screen:
             yield self._lines(stream, self._wanted(stream, stream.splitter.feed(data)))
             return
         last = data.rfind(b"\n") + 1
-        block = plain(data[:last])
+        block = plain_lines(data[:last])
         if block:
             prefix = self._tint(stream, stream.prefix)
             yield from (prefix, block[:-1].replace("\n", f"\n{prefix}"), "\n")
@@ -274,11 +274,11 @@ class Screen:
         shown = bars if len(bars) <= most else bars[: most - 1]
         rows = []
         for stream in shown:
-            row = fit(stream.prefix + stream.splitter.live, columns - 1)
+            row = fit_columns(stream.prefix + stream.splitter.live, columns - 1)
             width = len(stream.prefix)
             rows.append(self._tint(stream, row[:width]) + row[width:])
         if len(bars) > len(shown):
-            rows.append(fit(f"(+{len(bars) - len(shown)} more)", columns - 1))
+            rows.append(fit_columns(f"(+{len(bars) - len(shown)} more)", columns - 1))
         return rows + below
 
     def _bars(self) -> list[_Stream]:

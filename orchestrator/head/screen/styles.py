@@ -22,12 +22,12 @@ STATES = {
 _chosen: list[bool | None] = [None]
 
 
-def choose(color: bool | None) -> None:
+def choose_colors(color: bool | None) -> None:
     """Set --color or --no-color; with None, the environment and the terminal decide."""
     _chosen[0] = color
 
 
-def shown(out: TextIO | None = None) -> bool:
+def colors_shown(out: TextIO | None = None) -> bool:
     """Return True if standard output, or `out`, gets colours.
 
     --color decides, then NO_COLOR, FORCE_COLOR, CLICOLOR_FORCE and CLICOLOR as in other programs,
@@ -46,6 +46,6 @@ def shown(out: TextIO | None = None) -> bool:
     return out is not None and out.isatty() and not calm
 
 
-def styled(text: str, style: str) -> str:
+def style_text(text: str, style: str) -> str:
     """Return a text with the codes of a style; printing removes them if colours are off."""
     return f"\x1b[{CODES[style]}m{text}\x1b[0m" if style and text else text

@@ -57,7 +57,7 @@ class Occupied(CheckFailed):
     def __init__(self, missing: Mapping[str, str], least: int) -> None:
         lines = "".join(
             f"\n  {line}"
-            for line in failures.reasons((name, words, "") for name, words in missing.items())
+            for line in failures.failure_lines((name, words, "") for name, words in missing.items())
         )
         super().__init__(
             f"the job needs {plural(least, 'node')}, and what it wants of them is not free; nothing"
@@ -126,7 +126,7 @@ def ask(wanted: Sequence[NodeClaim], patience: float) -> list[Claimed]:
     claims = [Claim(devices=one.devices, part=one.part, patience=patience) for one in wanted]
     channels = [one.channel for one in wanted]
     answers = fleet.ask_channels(channels, claims, QUICK_ANSWER_SECONDS + patience)
-    if silent := failures.failures(wanted, answers):
+    if silent := failures.failed_nodes(wanted, answers):
         release(wanted)
         table = failures.failure_table(silent, len(answers), "; nothing was started")
         raise NodeError(table, names=[one.name for one, _ in silent])
@@ -308,7 +308,7 @@ class QueuePlace:
 
     def answered(self, answers: Sequence[A | OrchestratorError]) -> list[A]:
         """Return the answers of all nodes; if one is lost, disconnect from all and raise."""
-        if lost := failures.failures(self.wanted, answers):
+        if lost := failures.failed_nodes(self.wanted, answers):
             for one in self.wanted:
                 one.channel.connection.close()
             raise Disconnected(failures.failure_table(lost, len(answers), "; connecting again"))

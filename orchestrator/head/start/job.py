@@ -191,7 +191,7 @@ def make_screen(
         log_files(experiment, record.nodes),
         sys.stdout,
         tty=tty,
-        color=styles.shown(),
+        color=styles.colors_shown(),
         quiet=view.quiet,
         node=view.node,
         rank=view.rank,

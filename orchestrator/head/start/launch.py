@@ -35,7 +35,7 @@ from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen import failures, output
 from orchestrator.head.screen.output import say
-from orchestrator.head.screen.progress import counted
+from orchestrator.head.screen.progress import counted_work
 from orchestrator.head.start import claims, record, selection
 from orchestrator.head.start.code import expect_code, reach_with_code
 from orchestrator.head.start.gather import Gathered, Gathering, NotBack, refuse_if_stopped
@@ -164,7 +164,7 @@ def start(prepared: Prepared, starting: JobRecord, first: Placement) -> Running:
     job_log.keep_in(prepared.experiment.head_log)
     log.info("job %s is recorded in %s", planned.job, prepared.experiment.path)
     announce(planned)
-    say(f"logs in {output.path(prepared.experiment.logs)}")
+    say(f"logs in {output.short_path(prepared.experiment.logs)}")
     try:
         # The logs are opened first: after the start an error here would come too late.
         logs = open_logs(prepared.experiment, starting.nodes)
@@ -223,7 +223,7 @@ def stand_by(prepared: Prepared, starting: JobRecord, first: Placement) -> list[
         return replace(node, state="standing by")
 
     results = fleet.everywhere(list(enumerate(spares, len(prepared.plan.nodes))), give)
-    for node, error in failures.failures([spare.node for spare in spares], results):
+    for node, error in failures.failed_nodes([spare.node for spare in spares], results):
         say(f"{node.name} cannot stand by: {error.what}")
     standing = [result for result in results if isinstance(result, NodeRecord)]
     if standing:
@@ -356,7 +356,7 @@ def start_again(
     """Record the next attempt, and start it on every node or on none."""
     number, most = len(ended.attempts) + 1, 1 + ended.launch.max_restarts
     line = f"attempt {number} of at most {most} ({ended.attempts[-1].why})"
-    output.warn(line)
+    output.warn_user(line)
     ports = take_ports(ended, gathered)
     nodes, spares = gathered.nodes, gathered.spares
     starting = record.record_again(experiment, ended, nodes, spares, ports.port, line)
@@ -427,7 +427,7 @@ def start_all(
         order = End(job=starting.job, node=part[2].index, why="not started", grace=0.0)
         return part[0].ask(order, QUICK_ANSWER_SECONDS)
 
-    with counted("starting", ask, parts) as counting:
+    with counted_work("starting", ask, parts) as counting:
         results = fleet.everywhere(parts, counting)
     if any(isinstance(result, OrchestratorError) for result in results):
         log.info("a node has not started its part: ends the others again")

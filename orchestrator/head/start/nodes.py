@@ -26,7 +26,7 @@ from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.schedulers import queue
 from orchestrator.head.screen import failures
-from orchestrator.head.screen.progress import counted
+from orchestrator.head.screen.progress import counted_work
 from orchestrator.head.transfer.listing import marker
 from orchestrator.head.transfer.scan import Scan
 from orchestrator.protocol.message import is_address
@@ -108,7 +108,7 @@ def source_of(request: LaunchRequest) -> NodeSource:
     asked, where = request.nodes_from, request.where
     listed = where.nodes is not None or where.node_list.exists()
     if asked == "slurm" or (asked is None and not listed):
-        allocated = queue.allocated(asked=asked == "slurm")
+        allocated = queue.allocated_nodes(asked=asked == "slurm")
         if allocated is not None:
             return allocated
     nodes = read_nodes(where.node_list)
@@ -172,13 +172,13 @@ def reach_these(
 
         log.info("connects to %d nodes", len(nodes))
         fleet.need_room_for(nodes)
-        with counted("connecting", reach_node, nodes) as counting:
+        with counted_work("connecting", reach_node, nodes) as counting:
             results = fleet.everywhere(nodes, counting)
     return Nodes(
         source=source,
         transport=transport,
         reached=tuple(result for result in results if isinstance(result, Reached)),
-        lost=tuple(failures.failures(nodes, results)),
+        lost=tuple(failures.failed_nodes(nodes, results)),
         at=time.time(),
         master=nodes[0].name if port else "",
         notes=tuple(notes),

@@ -53,8 +53,8 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
         launch = replace(launch, name=name_of(target))
     if launch.check != "none" and launch.workdir is None:
         other_launchers.refuse_syntax_error(target)
-    launch = replace(launch, activate=environment.absolute(launch.activate))
-    environment.check(launch.activate, launch.wrap)
+    launch = replace(launch, activate=environment.absolute_activation(launch.activate))
+    environment.check_environment(launch.activate, launch.wrap)
     if launch.warm is not None:
         parse_seconds("--warm", launch.warm)
     if launch.hook is None and DEFAULT_HOOK.is_file():

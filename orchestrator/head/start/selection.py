@@ -22,7 +22,7 @@ from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import ProgressBar
-from orchestrator.head.screen.styles import WARNING, styled
+from orchestrator.head.screen.styles import WARNING, style_text
 from orchestrator.head.start import claims
 from orchestrator.head.start.claims import Hold, NodeClaim, Occupied, devices_of
 from orchestrator.head.start.nodes import Bounds, Nodes, with_master
@@ -232,7 +232,7 @@ def check(request: LaunchRequest, nodes: Nodes) -> None:
         )
     for finding in diagnosis.findings:
         if finding.level == WARN and finding.check not in (*examination.OF_OTHERS, *IN_THE_PLAN):
-            mark = styled("warning:", WARNING)
+            mark = style_text("warning:", WARNING)
             say(f"{mark} {finding.what}" + (f" -> {finding.fix}" if finding.fix else ""))
 
 
@@ -252,7 +252,7 @@ def diagnose(request: LaunchRequest, nodes: Nodes, *, full: bool) -> Diagnosis:
     lost = [Examined(node.name, error=error.what, fix=error.fix) for node, error in nodes.lost]
     ask = partial(fleet.ask, nodes.reached)
     head = disk(str(request.where.experiments))
-    return examination.diagnose(nodes.probed, lost, needs, ask if full else None, head)
+    return examination.diagnose_nodes(nodes.probed, lost, needs, ask if full else None, head)
 
 
 def fabric_of(request: LaunchRequest, nodes: Nodes) -> str:

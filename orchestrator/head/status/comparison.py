@@ -33,9 +33,9 @@ MACHINE = ("hostname", "user", "cpus", "gpus", "memory_kb", "python", "workdir",
 APART = ("time", "left_s", "steps", "tokens", "saved_step", "saved_bytes", "saved_s")
 
 
-def compared(experiments: Sequence[Experiment]) -> Differences:
+def compare_experiments(experiments: Sequence[Experiment]) -> Differences:
     """Return what differs between experiments, and their metrics at the same steps."""
-    found = differences(*map(describe, experiments))
+    found = find_differences(*map(describe_experiment, experiments))
     found["results"] |= differing(metrics(experiments))
     return found
 
@@ -43,7 +43,7 @@ def compared(experiments: Sequence[Experiment]) -> Differences:
 # -- one experiment -------------------------------------------------------------------------------
 
 
-def describe(experiment: Experiment) -> dict[str, Section]:
+def describe_experiment(experiment: Experiment) -> dict[str, Section]:
     """Return an experiment's data in sections; records of earlier versions lack some of them."""
     record = experiment.read_record()
     data = known(lambda: manifest.read_manifest(experiment))
@@ -175,7 +175,7 @@ def differing(rows: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
     return {key: row for key, row in rows.items() if any(value != row[0] for value in row[1:])}
 
 
-def differences(*described: Mapping[str, Section]) -> Differences:
+def find_differences(*described: Mapping[str, Section]) -> Differences:
     """Return the keys whose values are not all equal, in their order; a missing one is None."""
     found: Differences = {}
     for name in described[0]:

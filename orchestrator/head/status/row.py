@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import in_one_line
-from orchestrator.head.screen.progress import stall
+from orchestrator.head.screen.progress import stall_notice
 from orchestrator.records import goodput
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import progress
@@ -49,7 +49,7 @@ def command_of(record: JobRecord) -> str:
     return in_one_line(shlex.join(record.program or record.command[1:]))
 
 
-def of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
+def row_of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
     """Return the row of a job of so many steps; TROUBLE is raised where it makes no sense."""
     known = record.goodput or goodput.goodput_seconds(
         record, experiment.path, record.ended or time.time()
@@ -67,7 +67,7 @@ def of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
         attempt=record.attempt,
         started=record.started,
         ended=record.ended if record.over else None,
-        stalled=stall(experiment.path) if record.state == "running" else "",
+        stalled=stall_notice(experiment.path) if record.state == "running" else "",
         cause=(words.splitlines() or [""])[0][:LONGEST_CAUSE],
         training=training if 0 < training <= 1 else None,
         note=in_one_line(record.launch.note or ""),
@@ -76,7 +76,7 @@ def of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
     )
 
 
-def damaged(name: str, error: Exception) -> Row:
+def damaged_row(name: str, error: Exception) -> Row:
     """Return the row of an experiment that raised some TROUBLE."""
     known = getattr(error, "what", None) or getattr(error, "strerror", None)
     return Row(name, UNREADABLE, cause=known or f"unreadable ({type(error).__name__})")

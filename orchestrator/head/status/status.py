@@ -26,7 +26,7 @@ from orchestrator.head.nodes.node_list import Node, in_words
 from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled, SshBackend, backend_of
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
-from orchestrator.head.screen.output import PLAIN, Column, Table, Terminal, clear, complain
+from orchestrator.head.screen.output import PLAIN, Column, Table, Terminal, clear_screen, complain
 from orchestrator.head.screen.progress import SEPARATOR
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import encode_value
@@ -107,7 +107,7 @@ def to_text(
 ) -> str:
     """Return a line for the job and a table of its nodes and ranks."""
     state = job_now(experiment, record, states)
-    painted = output.paint(state, styles.STATES.get(state, ""), terminal)
+    painted = output.paint_text(state, styles.STATES.get(state, ""), terminal)
     heading = f"{record.job}: {painted}, {plural(len(record.nodes), 'node')}"
     heading += attempt_now(record)
     heading += f", {scheduled.text}" if scheduled.text else ""
@@ -118,9 +118,9 @@ def to_text(
     if steps := start_times(experiment, record):
         words = ", ".join(f"{step} {took:.2f} s" for step, took in steps.items())
         lines.append(f"  start: {words}")
-    lines += [f"  {output.printable(slow.text)}" for slow in record.slow]
+    lines += [f"  {output.printable_text(slow.text)}" for slow in record.slow]
     lines += [
-        f"  {line if terminal.color else output.printable(line)}"
+        f"  {line if terminal.color else output.printable_text(line)}"
         for line in cause_of(experiment, record)
     ]
     return "\n".join(line for line in lines if line).rstrip()
@@ -183,7 +183,7 @@ def how_far(experiment: Experiment, record: JobRecord) -> list[str]:
     age = f"started {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(record.started))}"
     words = [*progress.progress_texts(known), f"{'took' if record.over else 'for'} {took}", age]
     command = [Path(word).name if at == 0 else word for at, word in enumerate(record.command)]
-    typed = [output.printable(f"  {shlex.join(command)}")] if command else []
+    typed = [output.printable_text(f"  {shlex.join(command)}")] if command else []
     return [f"  {SEPARATOR.join(words)}", *typed]
 
 
@@ -195,7 +195,7 @@ def cause_of(experiment: Experiment, record: JobRecord) -> list[str]:
     rank = "" if record.verdict.rank is None else f" --rank {record.verdict.rank}"
     logs = f"orchestrator logs {shlex.quote(experiment.name)}{rank}"
     shown = crash_dump.in_verdict(record.verdict, tree)
-    return verdict.to_lines(shown, logs, styles.styled)
+    return verdict.to_lines(shown, logs, styles.style_text)
 
 
 def attempt_now(record: JobRecord) -> str:
@@ -324,7 +324,9 @@ def find_experiment(where: Where, wanted: str | None) -> Experiment | None:
     candidates = [(each, record) for each, record in read if each.is_launched_here(record)]
     if [candidate.path for candidate, _ in candidates] in ([], [newest.path]):
         return newest
-    known = [(candidate, runs(candidate, record, where)) for candidate, record in candidates]
+    known = [
+        (candidate, run_certainty(candidate, record, where)) for candidate, record in candidates
+    ]
     most = max(certainty for _, certainty in known)
     running = [candidate for candidate, certainty in known if certainty == most > NOT]
     if len(running) > 1:
@@ -340,7 +342,7 @@ def several(names: Sequence[str]) -> UsageError:
 NOT, MAYBE, SURELY = range(3)
 
 
-def runs(experiment: Experiment, record: JobRecord, where: Where) -> int:
+def run_certainty(experiment: Experiment, record: JobRecord, where: Where) -> int:
     """Return SURELY if a job waits or runs, NOT if it has ended, else MAYBE.
 
     MAYBE means that some nodes do not answer.
@@ -392,9 +394,9 @@ def status_command(where: Where, wanted: str | None, *, watch: bool) -> int:
         asleep = record.over or record.state == "queued"
         states = from_record(record) if asleep else ask_nodes(job.transport, record)
         if watch:
-            clear()
+            clear_screen()
         scheduled = job.backend.scheduled(record)
-        output.result(
+        output.print_result(
             to_json(job.experiment, record, states, scheduled),
             partial(to_text, job.experiment, record, states, scheduled),
         )

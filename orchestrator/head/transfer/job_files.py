@@ -19,7 +19,7 @@ from orchestrator.common.hosts import join_names
 from orchestrator.common.text import format_bytes, format_duration
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
-from orchestrator.head.screen.output import printable, say
+from orchestrator.head.screen.output import printable_text, say
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.transfer.fetch import answers, stays_inside
 from orchestrator.head.transfer.send import Reader, Seen, send_to_all
@@ -206,10 +206,10 @@ def give(
     reasons: dict[str, str] = {}
     for taker, each in zip(takers, results, strict=True):
         if isinstance(each, OrchestratorError):
-            reasons |= dict.fromkeys(each.names or (taker.name,), printable(each.what))
+            reasons |= dict.fromkeys(each.names or (taker.name,), printable_text(each.what))
         elif each.failed:
             path, why = min(each.failed.items())
-            reasons[taker.name] = f"{printable(path)}: {why}"
+            reasons[taker.name] = f"{printable_text(path)}: {why}"
     if reasons:
         what = f"{named(sizes_of(tree))}, which {giver} has,"
         why = "; ".join(f"{name} ({reason})" for name, reason in reasons.items())
@@ -223,5 +223,5 @@ def sizes_of(tree: Tree) -> dict[str, int]:
 
 def named(sizes: Mapping[str, int]) -> str:
     """Return the name of the largest of these files, and the number of the others."""
-    first = printable(max(sizes, key=lambda path: (sizes[path], path)))
+    first = printable_text(max(sizes, key=lambda path: (sizes[path], path)))
     return f"{first} and {len(sizes) - 1} more" if len(sizes) > 1 else first

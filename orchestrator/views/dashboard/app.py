@@ -126,7 +126,7 @@ class Board:
 
         def render() -> str:
             reports = [run_data.read_run_data(each, len(found) - 1) for each in found]
-            differences = comparison.compared(found) if several else {}
+            differences = comparison.compare_experiments(found) if several else {}
             own: dict[str, Any] = {"live": True, "form": self.guard.form, "stopping": stopping}
             return page.report_page(reports, differences, **own)
 
@@ -163,9 +163,9 @@ BEING_STOPPED = "it is being stopped ..."
 def row_of(experiment: Experiment) -> Row:
     try:
         record = experiment.read_record()
-        return row.of(experiment, record, progress.all_steps(experiment.path, record))
+        return row.row_of(experiment, record, progress.all_steps(experiment.path, record))
     except row.TROUBLE as error:
-        return row.damaged(experiment.name, error)
+        return row.damaged_row(experiment.name, error)
 
 
 def fingerprint(experiment: Experiment) -> object:

@@ -26,7 +26,7 @@ from orchestrator.head.connect.reach import for_now
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output
-from orchestrator.head.screen.lines import clean
+from orchestrator.head.screen.lines import clean_line
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.status.status import find_experiment
@@ -65,7 +65,7 @@ def profile(where: Where, wanted: str | None, steps: int, timeout: float) -> int
     together = timeline.compare_ranks({trace.number: trace.rank for trace in traces})
     data = {"directory": str(directory), **timeline.as_data(together)}
     words = timeline.to_text(together, {trace.number: trace.host for trace in traces})
-    output.result(data, lambda _: f"{words}\neach rank, for ui.perfetto.dev: {directory}")
+    output.print_result(data, lambda _: f"{words}\neach rank, for ui.perfetto.dev: {directory}")
     return EXIT_DONE
 
 
@@ -98,7 +98,7 @@ def of_running(
         reply = wait_for_traces(channel, record, first.index, steps, timeout)
     lacking = fetch(transport, record, reply, experiment.path / "outputs")
     for reason in lacking:
-        output.complain(f"WARNING: no trace: {output.printable(reason)}")
+        output.complain(f"WARNING: no trace: {output.printable_text(reason)}")
     return experiment.path / "outputs" / reply.directory
 
 
@@ -278,5 +278,7 @@ def read_one(path: Path, index: int) -> RankTrace:
             named = re.search(r"rank_?(\d+)", path.name)
             number = int(named[1]) if named else index
         host = trace.about.get("host")
-        shown = clean(host.encode(errors="replace").decode()[:80]) if isinstance(host, str) else ""
+        shown = (
+            clean_line(host.encode(errors="replace").decode()[:80]) if isinstance(host, str) else ""
+        )
         return RankTrace(path, number, rank, shown)

@@ -35,7 +35,7 @@ def report(where: Where, wanted: Sequence[str], *, out: Path | None, opened: boo
     names: Sequence[str | None] = [*dict.fromkeys(wanted)] or [None]
     chosen = [experiments.require_experiment(where, name) for name in names]
     reports = [run_data.read_run_data(experiment, len(chosen) - 1) for experiment in chosen]
-    differences = comparison.compared(chosen) if len(chosen) > 1 else {}
+    differences = comparison.compare_experiments(chosen) if len(chosen) > 1 else {}
     text = page.report_page(reports, differences)
     if out is None:
         out = chosen[0].path / NAME if len(chosen) == 1 else where.experiments / NAME

@@ -14,7 +14,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.common.text import format_bytes, plural
 from orchestrator.config import resolved
 from orchestrator.head.follow.streams.node_logs import log_files
-from orchestrator.head.screen.log_reader import tail
+from orchestrator.head.screen.log_reader import tail_lines
 from orchestrator.records import checkpoint_store, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import curves, samples, trainers
@@ -147,7 +147,7 @@ def last_lines(experiment: Experiment, record: JobRecord) -> list[tuple[str, lis
     found = []
     for log in log_files(experiment, record.nodes):
         try:
-            lines = tail(log, LINES, None)
+            lines = tail_lines(log, LINES, None)
         # It may be a link, or a file that this login may not read.
         except OSError as error:
             lines = [f"{log.text.name} cannot be read: {error.strerror}"]

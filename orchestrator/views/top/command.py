@@ -23,8 +23,8 @@ from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.screen import tracebacks as crash_dump
-from orchestrator.head.screen.failures import reasons
-from orchestrator.head.screen.log_reader import tail, users_frames
+from orchestrator.head.screen.failures import failure_lines
+from orchestrator.head.screen.log_reader import tail_lines, users_frames
 from orchestrator.head.screen.output import Terminal
 from orchestrator.head.status.status import FoundJob, without_record
 from orchestrator.protocol.requests.follow import AskStuck
@@ -75,7 +75,9 @@ def show(watch: Watch, *, every: float | None) -> int:
     while True:
         sample = watch.observe()
         indent = 1 if every is None else None
-        written = output.result(table.to_json(sample), partial(to_text, sample), indent=indent)
+        written = output.print_result(
+            table.to_json(sample), partial(to_text, sample), indent=indent
+        )
         if not written and every is not None:
             # The reader has closed the pipe, such as `| head -1`.
             return OUTPUT_CLOSED
@@ -89,7 +91,7 @@ def to_text(sample: TopSample, terminal: Terminal) -> str:
     width = terminal.width
     nodes = table.NODES.fitted(sample.nodes, width).text(sample.nodes, terminal)
     jobs = table.job_table(sample.time).fitted(sample.jobs, width).text(sample.jobs, terminal)
-    lost = reasons((node.name, node.problem, node.fix) for node in sample.nodes if node.fix)
+    lost = failure_lines((node.name, node.problem, node.fix) for node in sample.nodes if node.fix)
     silent = sum(node.checkup is None for node in sample.nodes)
     unseen = f"; {plural(silent, 'node')} did not answer" if silent else ""
     none = f"no job is seen{unseen}" if unseen else "no job runs there"
@@ -114,7 +116,7 @@ def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
 
     watch.patience = PATIENCE_SECONDS
     # Without this, a killed process leaves mouse reporting on and the cursor hidden.
-    interrupt.undo_with(output.restorer())
+    interrupt.undo_with(output.terminal_restorer())
     Top(watch.observe, watch.seen(), seconds, actions, closer, alone).run()
     interrupt.undo_with(None)
     return EXIT_DONE
@@ -143,7 +145,7 @@ def open_log(
         for log in logs:
             last += [f"--- node {log.node} ({log.label})"] * (len(logs) > 1)
             try:
-                last += tail(log, LINES // len(logs), None if rank is None else rank.rank)
+                last += tail_lines(log, LINES // len(logs), None if rank is None else rank.rank)
             except OSError as error:
                 last.append(f"{log.text.name} cannot be read: {error.strerror}")
         return last or ["nothing was printed yet"]

@@ -15,7 +15,7 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import serving
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.screen.progress import stall
+from orchestrator.head.screen.progress import stall_notice
 from orchestrator.head.status.row import command_of
 from orchestrator.protocol.facts import Checkup, Gpu, Load
 from orchestrator.protocol.requests.machine import Examine
@@ -162,7 +162,7 @@ class Watch:
             closer = tuple(ranks) if self.closer in (sample.job, EVERY) else ()
             known = {
                 "command": command_of(record),
-                "stalled": stall(found.path),
+                "stalled": stall_notice(found.path),
                 **vars(how_far),
             }
             return replace(sample, experiment=found.name, ranks=closer, **known)

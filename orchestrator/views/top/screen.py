@@ -21,7 +21,7 @@ from textual.widgets import DataTable, Footer, Input, Label, RichLog, Static
 
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.common.text import plural
-from orchestrator.head.screen.output import Cell, Table, printable
+from orchestrator.head.screen.output import Cell, Table, printable_text
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top import table
 from orchestrator.views.top.sample import CONNECTING, JobSample, NodeSample, TopSample
@@ -83,7 +83,7 @@ class Rows(DataTable[Text]):
 
 def drawn(cell: Cell) -> Text:
     text, style = (cell, "") if isinstance(cell, str) else cell
-    return Text(printable(text)[:LONGEST_CELL], style)
+    return Text(printable_text(text)[:LONGEST_CELL], style)
 
 
 class Question(ModalScreen[bool]):
@@ -149,7 +149,7 @@ class LinesScreen(ModalScreen[None]):
     def show(self, lines: Sequence[str]) -> None:
         self.log_of.clear()
         for line in lines:
-            self.log_of.write(Text(printable(line)))
+            self.log_of.write(Text(printable_text(line)))
 
 
 class Closer(ModalScreen[None]):
@@ -197,7 +197,7 @@ class Closer(ModalScreen[None]):
             words = f"{self.of.name}   {problem}"
             self.items = table.parts_of(self.of)
             columns = table.PARTS.fitted(self.items, self.app.size.width)
-        self.heading.update(Text(printable(words)))
+        self.heading.update(Text(printable_text(words)))
         self.rows.fill(columns.headings, [columns.cells(item) for item in self.items])
 
     def action_back(self) -> None:
@@ -424,4 +424,4 @@ class Top(App[None]):
             said = self.actions.stop(job)
         except OrchestratorError as error:
             said = str(error)
-        self.call_from_thread(self.notify, Text(printable(said)).plain)
+        self.call_from_thread(self.notify, Text(printable_text(said)).plain)

@@ -15,7 +15,7 @@ from orchestrator.common.text import format_duration
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.commands import follow
 from orchestrator.head.screen import output, styles
-from orchestrator.head.screen.output import PLAIN, Cell, Terminal, paint, say, table
+from orchestrator.head.screen.output import PLAIN, Cell, Terminal, format_table, paint_text, say
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import LaunchRequest, resolve
 from orchestrator.protocol.message import parse_object
@@ -43,7 +43,7 @@ def verify(arguments: LaunchArguments, measurement: Measurement, *, strict: bool
     code = follow.follow_launched(launched, arguments.view)
     measured = read(experiment)
     if measured is None:
-        output.result({"experiment": str(experiment.path), "exit_code": code})
+        output.print_result({"experiment": str(experiment.path), "exit_code": code})
         return code or EXIT_FAILED
     return conclude(experiment, measured, code, strict=strict)
 
@@ -89,7 +89,7 @@ def conclude(experiment: Experiment, measured: dict[str, Any], code: int, *, str
     whole = {**about, **measured}
     path = experiment.path / "outputs" / "verify.json"
     files.replace_file(path, f"{json.dumps(whole, indent=1)}\n")
-    output.result(whole, lambda terminal: f"\n{to_text(measured, bottlenecks, terminal)}")
+    output.print_result(whole, lambda terminal: f"\n{to_text(measured, bottlenecks, terminal)}")
     say(f"kept in {path}")
     return code
 
@@ -113,12 +113,12 @@ def to_text(
     for finding in findings:
         wrong = finding.kind == "wrong"
         words = f"{'WRONG' if wrong else 'SLOW'}: {finding.text}"
-        blocks.append(paint(words, styles.FAILED if wrong else styles.WARNING, terminal))
+        blocks.append(paint_text(words, styles.FAILED if wrong else styles.WARNING, terminal))
     if not results.get("complete", True):
         words = "the run ended before everything was measured"
-        blocks.append(paint(words, styles.WARNING, terminal))
+        blocks.append(paint_text(words, styles.WARNING, terminal))
     elif not findings:
-        blocks.append(paint(all_well(results), styles.DONE, terminal))
+        blocks.append(paint_text(all_well(results), styles.DONE, terminal))
     return "\n\n".join(blocks) + "\n"
 
 
@@ -158,7 +158,7 @@ def measured(results: Mapping[str, Any], terminal: Terminal) -> list[str]:
 
 def figures(rows: Sequence[Sequence[Cell]], terminal: Terminal) -> str:
     """Return a table of numbers, with headings above and at the left."""
-    return table(rows, terminal, right=range(1, len(rows[0])), headed=True, indent=2)
+    return format_table(rows, terminal, right=range(1, len(rows[0])), headed=True, indent=2)
 
 
 def cell(row: Mapping[str, Any] | None) -> str:

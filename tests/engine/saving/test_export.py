@@ -229,7 +229,7 @@ def test_export_refuses_damaged_config(tmp_path: Path, configs: Any) -> None:
 
 def export_of(directory: Path, dtype: str | None = None) -> int:
     where, out = Where(experiments=directory), directory.parent / "o ut.safetensors"
-    return checkpoints.export(where, str(directory), out, None, dtype, "file", force=False)
+    return checkpoints.export_weights(where, str(directory), out, None, dtype, "file", force=False)
 
 
 def fork(words: list[str], cwd: Path, *, check: bool) -> subprocess.CompletedProcess[str]:

@@ -205,7 +205,7 @@ def test_verify_skips_checkpoint_pruned_during_run(
     checkpoint_store.prune_checkpoints(saved(root, 30).parent, 2)
     monkeypatch.setattr(checkpoint_store, "resolve_checkpoints", lambda *places: found)
     with output.json_alone():
-        assert checkpoints.verify(Where(experiments=root / "experiments"), None) == 0
+        assert checkpoints.verify_checkpoints(Where(experiments=root / "experiments"), None) == 0
     told = json.loads(capsys.readouterr().out)
     assert [one["step"] for one in told["checkpoints"]] == [32, 31]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.config.launch import Launch, Where
-from orchestrator.head.commands.ls import ls
+from orchestrator.head.commands.ls import list_jobs
 from orchestrator.head.screen import output
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics.trainers import file_name
@@ -31,7 +31,7 @@ def experiment(root: Path, name: str, state: str, **fields: object) -> Experimen
 
 def listed(root: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> list[str]:
     chosen: dict[str, Any] = {"running": False, "every": False, **options}
-    assert ls(Where(experiments=root), **chosen) == 0
+    assert list_jobs(Where(experiments=root), **chosen) == 0
     return capsys.readouterr().out.splitlines()
 
 

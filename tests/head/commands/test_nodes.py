@@ -11,7 +11,7 @@ from orchestrator.common.errors import NodeError
 from orchestrator.head.commands.machines.nodes import (
     MACHINES,
     Answer,
-    reasons,
+    lost_reasons,
     to_text,
     warm_text,
 )
@@ -36,7 +36,7 @@ def node(name: str, **fields: Any) -> Node:
 
 
 def described(name: str, known: Facts, checkup: Checkup | None = None, **fields: Any) -> Machine:
-    return machine.machine(ProbedNode(node(name, **fields), known, name), checkup)
+    return machine.describe_machine(ProbedNode(node(name, **fields), known, name), checkup)
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def machines() -> list[Machine]:
     return [
         described("10.0.0.1", gpus, asked),
         described("10.0.0.2", cpus, spare=True),
-        machine.lost(node("10.0.0.3"), error),
+        machine.lost_machine(node("10.0.0.3"), error),
     ]
 
 
@@ -96,7 +96,7 @@ def test_table_has_row_per_machine(machines: list[Machine]) -> None:
 @pytest.mark.cluster
 def test_table_has_site_column_only_if_list_has_sites(machines: list[Machine]) -> None:
     assert "SITE" not in to_text(machines, PLAIN)
-    lost = machine.lost(node("10.0.0.4", site="hall2"), NodeError("gone", ""))
+    lost = machine.lost_machine(node("10.0.0.4", site="hall2"), NodeError("gone", ""))
     sited = described("10.0.0.5", facts("eth0 10.0.0.5/24"), site="hall1")
     lines = to_text([*machines, lost, sited], PLAIN).splitlines()
     ends = [line.split()[-1] for line in lines[:6]]
@@ -124,7 +124,7 @@ def test_every_table_shows_fix_for_refused_login() -> None:
     receipts = stop.receipts_of(["gone"], [error], 0.0, "")
     shown = NodeSample("gone", problem=error.what, fix=error.fix)
     for text in (
-        reasons([machine.lost(lost, error)], 1),
+        lost_reasons([machine.lost_machine(lost, error)], 1),
         stop.to_text(receipts),
         stop.preview(receipts, Path("/experiments")),
         top.to_text(TopSample(0.0, (shown,), ()), PLAIN),

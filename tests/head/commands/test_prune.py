@@ -197,7 +197,9 @@ def removal(root: Path) -> Iterator[Removal]:
 
 
 def entry_of(removal: Removal, name: str = "m_20260101_000000") -> PruneEntry:
-    return next(one for one in removals.scan(removal.root, Where())[0] if one.name == name)
+    return next(
+        one for one in removals.scan_experiments(removal.root, Where())[0] if one.name == name
+    )
 
 
 def test_hold_refuses_experiment_pinned_or_replaced_during_question(
@@ -344,7 +346,7 @@ def test_prune_keeps_experiment_in_use(root: Path, typed: Typed) -> None:
 
 
 def test_prune_keeps_experiment_locked_during_question(root: Path, removal: Removal) -> None:
-    found = removals.scan(removal.root, Where())[0]
+    found = removals.scan_experiments(removal.root, Where())[0]
     place = Experiment(root / "m_20260101_000000")
     assert place.lock() is None
     other = os.open(root / "m_20260102_000000", os.O_RDONLY)

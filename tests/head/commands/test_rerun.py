@@ -20,7 +20,7 @@ def changed(*words: str, env: tuple[str, ...] = (), where: Where | None = None) 
     options = rerun.options_of([*WORDS, *words], EXPERIMENT, directory)
     origin = Origin(EXPERIMENT.name, directory, {"commit": "abc"})
     arguments = launch_arguments(options)
-    return rerun.changed(arguments, where or Where(), env, origin, EXPERIMENT)
+    return rerun.changed_arguments(arguments, where or Where(), env, origin, EXPERIMENT)
 
 
 def test_rerun_takes_settings_of_experiment_and_paths_of_command_line() -> None:

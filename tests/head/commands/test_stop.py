@@ -25,7 +25,7 @@ from tests.records.one_node import NODE
 def test_stop_refuses_grace_out_of_range(tmp_path: Path, grace: float) -> None:
     """Before anything is asked of a node: there, a timer would overflow, or kill at once."""
     with pytest.raises(UsageError, match=r"--grace is .*; it must be at least 0 and at most"):
-        stop.stop(Where(experiments=tmp_path), None, grace=grace)
+        stop.stop_job(Where(experiments=tmp_path), None, grace=grace)
 
 
 def test_emergency_stop_asks_containers_first(

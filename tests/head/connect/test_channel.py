@@ -27,8 +27,8 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.nodes.server_command import (
     FIRST_LINE,
     READ_PROGRAM,
-    quote,
-    sized,
+    quote_word,
+    sized_program,
 )
 from orchestrator.protocol.requests.follow import AskJobState
 from orchestrator.protocol.requests.machine import Probe
@@ -49,7 +49,7 @@ print(orchestrator.__file__, Trainer.__module__)
 
 @pytest.mark.slow
 def test_library_is_enough_for_engine_and_user_imports(tmp_path: Path) -> None:
-    for name, data in library.library().files:
+    for name, data in library.own_library().files:
         path = tmp_path / "library" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
@@ -73,7 +73,7 @@ def test_quote_survives_every_login_shell() -> None:
     ]
     for word in ("!", "a!b c!!", "'!'", "$x", "~/é", "*", "`a`", READ_PROGRAM, ""):
         for shell in shells:
-            command = f"exec /usr/bin/printf '<%s>' {quote(word)}"
+            command = f"exec /usr/bin/printf '<%s>' {quote_word(word)}"
             run = subprocess.run([shell, "-c", command], stdout=subprocess.PIPE, check=False)
             assert run.stdout.decode() == f"<{word}>", shell
 
@@ -81,7 +81,7 @@ def test_quote_survives_every_login_shell() -> None:
 def test_read_program_accepts_pieces_and_leaves_rest() -> None:
     """As a link brings it, and a pipe of 64 KB."""
     program = f"print({'é' * 99_000!r} == 99_000 * 'é', f.read(4))"
-    data = FIRST_LINE + sized(program) + b"next"
+    data = FIRST_LINE + sized_program(program) + b"next"
     words = [sys.executable, "-Xutf8", "-c", READ_PROGRAM]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reading:
         assert reading.stdin is not None and reading.stdout is not None
@@ -250,13 +250,13 @@ def test_library_is_read_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> 
 
     def connect(_: int) -> library.Library:
         together.wait()
-        return library.library()
+        return library.own_library()
 
-    library.read.cache_clear()
+    library.read_library.cache_clear()
     monkeypatch.setattr(library, "sources", sources)
     try:
         with ThreadPoolExecutor(8) as pool:
             assert len(set(pool.map(connect, range(8)))) == 1
     finally:
-        library.read.cache_clear()
+        library.read_library.cache_clear()
     assert read == [1]

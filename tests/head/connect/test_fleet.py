@@ -133,7 +133,7 @@ def test_ask_channels_asks_all_nodes_at_once(channels: list[NodeChannel]) -> Non
         place = ("127.0.0.1", listener.getsockname()[1], "word")
         dial = Dial(places=(place,), seconds=PATIENCE)
         answers = fleet.ask_channels(channels, [dial] * len(channels), 2 * PATIENCE)
-    assert not failures.failures([Node("here")] * len(answers), answers)
+    assert not failures.failed_nodes([Node("here")] * len(answers), answers)
     assert [cast("Dialed", answer).answers for answer in answers] == [("",)] * len(channels)
 
 

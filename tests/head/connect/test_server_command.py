@@ -15,7 +15,7 @@ from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.subprocess_transport import ProcessConnection
 from orchestrator.head.nodes import server_command
-from orchestrator.head.nodes.environment import check
+from orchestrator.head.nodes.environment import check_environment
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.requests.start import Hook
 from tests.node.running import wait_until
@@ -281,11 +281,11 @@ def test_wrap_surrounds_whole_server(home: Path, monkeypatch: pytest.MonkeyPatch
 )
 def test_check_refuses_unknown_activation(text: str) -> None:
     with pytest.raises(Exception, match="nothing is known to activate"):
-        check(text, None)
+        check_environment(text, None)
 
 
 @pytest.mark.parametrize(
     "text", ["venv:~/a b", "conda:base", "conda:/opt/x", "module:a/1.2,b c", "script:/a", "none"]
 )
 def test_check_accepts_known_activation(text: str) -> None:
-    check(text, "docker exec -i x")
+    check_environment(text, "docker exec -i x")

@@ -84,7 +84,7 @@ NAMES = [b"", b"\xff\xfe", b"none", b"curve25519-sha256,ssh-ed25519,aes128-ctr,h
 @example(VERSION + offer(NAMES[-1]) + packet(31, b"\xff" * 40))
 def test_any_answer_is_explained(says: bytes) -> None:
     words = connect(says)
-    assert words and all(c.isprintable() or c in "\n\t" for c in output.printable(words))
+    assert words and all(c.isprintable() or c in "\n\t" for c in output.printable_text(words))
 
 
 def test_sshd_without_common_algorithm_is_named() -> None:

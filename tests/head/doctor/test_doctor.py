@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.doctor.examination import CHECKS, Diagnosis, judge, to_json, to_text
+from orchestrator.head.doctor.examination import CHECKS, Diagnosis, judge_case, to_json, to_text
 from orchestrator.head.doctor.findings import (
     BAD,
     UNKNOWN,
@@ -91,7 +91,7 @@ def case(*changed: dict[str, Any], **fields: Any) -> Case:
 
 
 def findings(one: Case) -> list[Finding]:
-    return list(judge(one, 0.0).findings)
+    return list(judge_case(one, 0.0).findings)
 
 
 @pytest.mark.parametrize(("engine", "level"), [(True, BAD), (False, WARN)])
@@ -409,7 +409,7 @@ def sick() -> Diagnosis:
     lost = Examined(
         "gpu5", error="it refuses connections on port 22", fix="is sshd running?\n  or is it off?"
     )
-    return judge(Case((*one.nodes, lost), full=True, addresses=one.addresses), 0.0)
+    return judge_case(Case((*one.nodes, lost), full=True, addresses=one.addresses), 0.0)
 
 
 def test_failure_on_many_nodes_is_one_finding() -> None:
@@ -436,7 +436,7 @@ def test_to_text_prints_findings_and_hints(sick: Diagnosis) -> None:
     assert lines[advice + 1] == "          or is it off?"
     assert "->" not in to_text(sick, hints=False)
     assert "\x1b[1;31mBAD" in to_text(sick, Terminal(color=True))
-    assert to_text(judge(case(), 0.0)).endswith(" s: all is well")
+    assert to_text(judge_case(case(), 0.0)).endswith(" s: all is well")
 
 
 def test_to_json_lists_checks_per_node(sick: Diagnosis) -> None:
@@ -451,7 +451,7 @@ def test_to_json_lists_checks_per_node(sick: Diagnosis) -> None:
 
 
 def test_quick_examination_omits_full_checks() -> None:
-    quick = judge(case(full=False), 0.0)
+    quick = judge_case(case(full=False), 0.0)
     assert not {"busy", "code", "links"} & to_json(quick)["nodes"][0]["checks"].keys()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from orchestrator.common.errors import NodeError
-from orchestrator.head.doctor.examination import Ask, Diagnosis, diagnose
+from orchestrator.head.doctor.examination import Ask, Diagnosis, diagnose_nodes
 from orchestrator.head.doctor.findings import BAD, Examined, Needs
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node
@@ -50,7 +50,7 @@ def examined(answer: Answer, *lost: Examined) -> tuple[Diagnosis, list[list[Requ
 
     needs = Needs(script="x.py")
     asking: Ask = ask
-    return diagnose(nodes(3), lost, needs, asking), rounds
+    return diagnose_nodes(nodes(3), lost, needs, asking), rounds
 
 
 def test_every_node_calls_every_other() -> None:
@@ -69,7 +69,7 @@ def test_every_node_calls_every_other() -> None:
 
 def test_diagnose_without_channels_uses_facts_alone() -> None:
     lost = Examined("n4", error="no answer")
-    case = diagnose(nodes(2), [lost], Needs()).case
+    case = diagnose_nodes(nodes(2), [lost], Needs()).case
     assert not case.full and [node.name for node in case.nodes] == ["n1", "n2", "n4"]
     assert case.addresses["n2"].address == "10.0.0.2"
 

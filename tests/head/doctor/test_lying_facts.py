@@ -63,15 +63,15 @@ def test_plan_and_examination_survive_any_facts(
     addresses, problem = examination.find_addresses(nodes)
     answer = checkup or None
     case = Case(
-        nodes=tuple(examination.examined(node, answer) for node in nodes),
+        nodes=tuple(examination.examined_node(node, answer) for node in nodes),
         full=checkup is not None,
         needs=Needs(port=29500),
         addresses=addresses,
         network_error=problem,
         silent={},
     )
-    assert examination.to_json(examination.judge(case, 0.0))["nodes"][0]["checks"]["torch"]
-    described = machine.machine(nodes[0], checkup)
+    assert examination.to_json(examination.judge_case(case, 0.0))["nodes"][0]["checks"]["torch"]
+    described = machine.describe_machine(nodes[0], checkup)
     assert machine.gpu_text(described) is not None and machine.to_json(described)
     machine.network_text(described)
     machine.disk_text(described)

@@ -33,12 +33,12 @@ def test_make_builds_environment_once(tmp_path: Path, monkeypatch: pytest.Monkey
     said: list[str] = []
     output.listeners.append(said.append)
     try:
-        (outcome,) = command.make([node], sources, "mine")
+        (outcome,) = command.make_environments([node], sources, "mine")
         assert outcome.made, outcome.problem
         assert outcome.packages["mine"] == "1.0"
         program = [f"{home}/environments/mine/bin/python", "-c", "import mine; print(mine.version)"]
         assert subprocess.check_output(program, text=True) == "1.0\n"
-        (again,) = command.make([node], sources)
+        (again,) = command.make_environments([node], sources)
         assert not again.made and again.packages == outcome.packages
         assert not list((home / "code/snapshots").iterdir())
     finally:

@@ -175,10 +175,10 @@ def test_pins_without_uv_refuses_what_pip_cannot_read(
     monkeypatch.setenv("PATH", "/nowhere")
     project = Requirements(tmp_path / "pyproject.toml", b"")
     plain = Requirements(tmp_path / "requirements.txt", b"")
-    assert wheels.pins(HERE, plain, tmp_path, "no") == ["-r", str(plain.file)]
+    assert wheels.pip_options(HERE, plain, tmp_path, "no") == ["-r", str(plain.file)]
     for kind, sources in ((HERE, project), (replace(HERE, version=(3, 1)), plain)):
         with pytest.raises(CheckFailed, match="has to be read by uv"):
-            wheels.pins(kind, sources, tmp_path, "no")
+            wheels.pip_options(kind, sources, tmp_path, "no")
 
 
 def test_how_to_activate_names_path_of_each_node() -> None:

@@ -9,7 +9,7 @@ import pytest
 from orchestrator.head.follow.run import Run
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output
-from orchestrator.head.screen.lines import clean
+from orchestrator.head.screen.lines import clean_line
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord, NodeRecord
@@ -19,7 +19,7 @@ from orchestrator.records.experiment import JobRecord, NodeRecord
 def said() -> Iterator[list[str]]:
     """The messages for the user, without colours."""
     messages: list[str] = []
-    with output.heard_by(lambda text: messages.append(clean(text))):
+    with output.heard_by(lambda text: messages.append(clean_line(text))):
         yield messages
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.head.connect.ssh_config import SshConfig
-from orchestrator.head.init.offers import KnownMachine, chosen, find_offers
+from orchestrator.head.init.offers import KnownMachine, chosen_nodes, find_offers
 
 CONFIG = """
 Include {directory}/more
@@ -54,7 +54,7 @@ OFFERS = [KnownMachine("gpu1", ""), KnownMachine("gpu2", ""), KnownMachine("10.0
 )
 def test_chosen_takes_numbers_and_hosts(answer: str, names: list[str] | str) -> None:
     if isinstance(names, list):
-        assert [node.name for node in chosen(answer, OFFERS)] == names
+        assert [node.name for node in chosen_nodes(answer, OFFERS)] == names
         return
     with pytest.raises(UsageError, match=names):
-        chosen(answer, OFFERS)
+        chosen_nodes(answer, OFFERS)

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.head.nodes.node_list import choose, in_words, parse_nodes
+from orchestrator.head.nodes.node_list import choose_nodes, in_words, parse_nodes
 
 NODES = parse_nodes("gpu1\ngpu2 spare\nbob@gpu3\ngpu3:2222\n7\n", "list")
 
@@ -23,13 +23,13 @@ NODES = parse_nodes("gpu1\ngpu2 spare\nbob@gpu3\ngpu3:2222\n7\n", "list")
     ],
 )
 def test_choose_accepts_names_and_numbers(wanted: list[str], chosen: list[int]) -> None:
-    assert [each.index for each in choose(NODES, wanted)] == chosen
+    assert [each.index for each in choose_nodes(NODES, wanted)] == chosen
 
 
 @pytest.mark.parametrize("wanted", ["5", "-1", "gpu", "²"])
 def test_choose_refuses_unknown_node(wanted: str) -> None:
     with pytest.raises(UsageError, match=r"no such node(.|\n)*0 to 4"):
-        choose(NODES, [wanted])
+        choose_nodes(NODES, [wanted])
 
 
 def test_in_words_merges_numbers() -> None:

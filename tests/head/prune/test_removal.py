@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.head.prune.removal import KEPT, PruneEntry, choose, stamp
+from orchestrator.head.prune.removal import KEPT, PruneEntry, mark_kept, time_in_name
 from orchestrator.records.experiment import JobRecord
 
 RECORD = JobRecord("job-1", "experiments/x", "done", ["master_launch"], [], 1000.0)
@@ -27,7 +27,7 @@ def chosen(
 ) -> list[PruneEntry]:
     copies = [dataclasses.replace(one) for one in experiments]
     copies.sort(key=lambda one: (one.when, one.name), reverse=True)
-    choose(copies, NOW, keep, older_than, keep_failed=keep_failed)
+    mark_kept(copies, NOW, keep, older_than, keep_failed=keep_failed)
     return [one for one in copies if one.action != KEPT]
 
 
@@ -100,6 +100,6 @@ def test_chosen_keeps_pinned_newest_and_failed(
     ],
 )
 def test_stamp_reads_time_from_name(name: str, when: str | None) -> None:
-    told = stamp(name)
+    told = time_in_name(name)
     shown = None if told is None else time.strftime("%Y%m%d %H%M%S", time.localtime(told))
     assert shown == when

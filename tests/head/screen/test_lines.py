@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.head.screen import lines as screen_lines
-from orchestrator.head.screen.lines import CONTINUED, LineSplitter, clean
+from orchestrator.head.screen.lines import CONTINUED, LineSplitter, clean_line
 
 RESET = "\x1b[0m"
 
@@ -106,11 +106,11 @@ def test_lines_are_independent_of_chunk_boundaries(
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(max_size=20) | BYTES.map(lambda data: data.decode("utf-8", "replace")))
 def test_clean_removes_terminal_controls(text: str) -> None:
-    assert not [c for c in clean(text) if unicodedata.category(c) in ("Cc", "Zl", "Zp")]
-    coloured = re.sub(r"\x1b\[[0-9;:]*m", "", clean(text, color=True))
+    assert not [c for c in clean_line(text) if unicodedata.category(c) in ("Cc", "Zl", "Zp")]
+    coloured = re.sub(r"\x1b\[[0-9;:]*m", "", clean_line(text, color=True))
     assert "\x1b" not in coloured
     # The columns of tabs differ.
-    assert coloured.split() == clean(text).split()
+    assert coloured.split() == clean_line(text).split()
 
 
 def test_endless_line_is_split_in_bounded_memory() -> None:

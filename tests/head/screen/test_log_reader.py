@@ -137,4 +137,4 @@ def test_read_refuses_pipe_or_link(tmp_path: Path, name: str, what: str) -> None
     (tmp_path / "secret").write_text("secret\n")
     os.mkfifo(place) if what == "pipe" else place.symlink_to(tmp_path / "secret")
     with pytest.raises(OSError, match=r"not a plain file|symbolic links"):
-        log_reader.tail(log, 1, None) or LogReader(log).read(9)
+        log_reader.tail_lines(log, 1, None) or LogReader(log).read(9)

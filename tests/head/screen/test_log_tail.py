@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.head.screen import log_reader
-from orchestrator.head.screen.log_reader import LogReader, last_begin, tail
+from orchestrator.head.screen.log_reader import LogReader, last_begin, tail_lines
 from tests.head.screen.test_lines import lines_of
 from tests.head.screen.test_log_reader import PIECES, append, joined, log_in
 
@@ -23,9 +23,9 @@ def test_tail_is_end_of_all_lines(
     with tempfile.TemporaryDirectory() as directory:
         log = log_in(Path(directory))
         append(log, *pieces)
-        everything = tail(log, 10_000, rank)
+        everything = tail_lines(log, 10_000, rank)
         with mock.patch.object(log_reader, "_WINDOW_BYTES", 16):
-            assert tail(log, lines, rank) == (everything[-lines:] if lines else [])
+            assert tail_lines(log, lines, rank) == (everything[-lines:] if lines else [])
     if rank is not None:
         assert everything == lines_of(joined(pieces, str(rank)))
 
@@ -49,7 +49,7 @@ def test_last_begin_positions_reader_at_last_lines(
     with mock.patch.object(log_reader, "_WINDOW_BYTES", 64):  # several windows
         reader = LogReader(log, start=last_begin(log, lines, rank))
     found = b"".join(data for stream, data in reader.read() if rank is None or stream == str(rank))
-    every = tail(log, 10_000, rank)
+    every = tail_lines(log, 10_000, rank)
     assert lines_of(found) == (every[-lines:] if lines else [])
 
 
@@ -59,10 +59,10 @@ def test_tail_of_huge_log_reads_only_end(tmp_path: Path) -> None:
         text.truncate(20 << 30)  # sparse
     append(log, ("3", b"\nTraceback\nRuntimeError: boom\n"), ("-", b"torchrun says\n" * 10_000))
     with mock.patch.object(log_reader, "_read", side_effect=log_reader._read) as reads:
-        assert tail(log, 2, None) == ["torchrun says"] * 2
+        assert tail_lines(log, 2, None) == ["torchrun says"] * 2
         assert sum(call.args[2] for call in reads.mock_calls) < 1 << 20
-        assert tail(log, 2, 3) == ["Traceback", "RuntimeError: boom"]
-        assert tail(log, 2, 7) == []
+        assert tail_lines(log, 2, 3) == ["Traceback", "RuntimeError: boom"]
+        assert tail_lines(log, 2, 7) == []
         assert sum(call.args[2] for call in reads.mock_calls) < 64 << 20
 
 
@@ -72,7 +72,7 @@ def test_tail_widens_window_until_lines_are_whole(tmp_path: Path) -> None:
     append(log, ("0", "".join(f"{line}\n" for line in lines).encode()))
     with mock.patch.object(log_reader, "_WINDOW_BYTES", 16):
         for count in range(1, 20):
-            assert tail(log, count, None) == lines[-count:]
+            assert tail_lines(log, count, None) == lines[-count:]
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_tail_of_several_streams(
     log = log_in(tmp_path)
     append(log, *pieces)
     with mock.patch.object(log_reader, *limit):
-        assert tail(log, count, rank) == lines
+        assert tail_lines(log, count, rank) == lines
 
 
 def test_tail_of_endless_line_is_last_piece(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     log.text.write_bytes(b"x" * 300_000)
     with mock.patch.object(log_reader, "_LOOKS_BACK_BYTES", 100_000):
-        [line] = tail(log, 1, None)
+        [line] = tail_lines(log, 1, None)
     assert set(line) == {"x"}
 
 
@@ -119,10 +119,10 @@ def test_tail_skips_shutdown_messages_of_torchrun(tmp_path: Path) -> None:
     """The screen leaves them out: of a node whose log ends with them nothing would be shown."""
     log = log_in(tmp_path)
     append(log, ("0", b"step 1\nstep 2\n"), ("~", b"the store is gone\n" * 10))
-    assert tail(log, 1, None) == ["step 2"]
+    assert tail_lines(log, 1, None) == ["step 2"]
     assert LogReader(log, start=last_begin(log, 1, None)).read()[0] == ("0", b"step 2\n")
 
 
 def test_tail_of_missing_log_is_empty(tmp_path: Path) -> None:
-    assert tail(log_in(tmp_path), 5, None) == []
+    assert tail_lines(log_in(tmp_path), 5, None) == []
     assert os.listdir(tmp_path) == []  # noqa: PTH208

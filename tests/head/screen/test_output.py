@@ -21,7 +21,7 @@ ROWS: list[list[Cell]] = [
 
 
 def test_table_for_pipe_has_plain_columns() -> None:
-    assert output.table(ROWS, right={1}, headed=True, indent=1).splitlines() == [
+    assert output.format_table(ROWS, right={1}, headed=True, indent=1).splitlines() == [
         " name             size  state",
         " one             12 kB  lost",
         " [red]two[/red]    1 B  a sentence that is longer than a narrow terminal is wide",
@@ -29,22 +29,22 @@ def test_table_for_pipe_has_plain_columns() -> None:
 
 
 def test_table_for_terminal_has_width_and_colours() -> None:
-    lines = output.table(ROWS, Terminal(50), right={1}, headed=True).splitlines()
+    lines = output.format_table(ROWS, Terminal(50), right={1}, headed=True).splitlines()
     assert lines[2].startswith("[red]two[/red]    1 B  a sentence")
     assert len(lines) > 3 and max(map(len, lines)) <= 50
     assert " ".join(line[23:] for line in lines[2:]) == ROWS[2][2]
-    painted = output.table(ROWS, Terminal(50, color=True), right={1}, headed=True)
+    painted = output.format_table(ROWS, Terminal(50, color=True), right={1}, headed=True)
     assert "\x1b[1;31mlost" in painted and "\x1b[1mname" in painted
     assert "\x1b" not in "\n".join(lines)
-    assert output.paint("[b]x", "red", Terminal(color=True)) == "\x1b[31m[b]x\x1b[0m"
-    assert output.paint("x", "red", Terminal(80)) == "x"
+    assert output.paint_text("[b]x", "red", Terminal(color=True)) == "\x1b[31m[b]x\x1b[0m"
+    assert output.paint_text("x", "red", Terminal(80)) == "x"
 
 
 @pytest.mark.parametrize("terminal", [output.PLAIN, Terminal(40), Terminal(40, color=True)])
 def test_table_escapes_control_characters(terminal: Terminal) -> None:
-    drawn = output.table([["a\x1b[2J", "b\x9b1m\r\nall is well"]], terminal)
+    drawn = output.format_table([["a\x1b[2J", "b\x9b1m\r\nall is well"]], terminal)
     assert drawn == "a  b\N{REPLACEMENT CHARACTER}1m␍␊all is well"
-    assert output.paint("a\nb", "red", terminal).count("\n") == 1
+    assert output.paint_text("a\nb", "red", terminal).count("\n") == 1
 
 
 class FakeTerminal(io.StringIO):
@@ -79,7 +79,7 @@ def test_terminal_reads_environment(
     monkeypatch.setattr(styles, "_chosen", [asked])
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert output.terminal(FakeTerminal()) == Terminal(77 if wide else None, color)
+    assert output.terminal_of(FakeTerminal()) == Terminal(77 if wide else None, color)
 
 
 @pytest.mark.parametrize(
@@ -104,14 +104,14 @@ def test_pipe_is_coloured_on_request(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(styles, "_chosen", [asked])
-    output.say(styles.styled("lost", styles.FAILED))
+    output.say(styles.style_text("lost", styles.FAILED))
     assert ("\x1b[1;31mlost" in capsys.readouterr().out) == color
-    assert output.terminal(io.StringIO()) == Terminal(None, color)
+    assert output.terminal_of(io.StringIO()) == Terminal(None, color)
 
 
 def test_pipe_output_does_not_import_rich() -> None:
     code = "import sys; from orchestrator.head.screen import output\n"
-    code += "output.write_out(output.table([['a', 'é']])); assert 'rich' not in sys.modules"
+    code += "output.write_out(output.format_table([['a', 'é']])); assert 'rich' not in sys.modules"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={"PYTHONIOENCODING": "ascii"},
@@ -133,15 +133,15 @@ TEXT_OF_STRANGERS = st.text(st.sampled_from("ab \n\t\x1b[]0;m31\x07\\\r\x08\x9b\
 @example("\x1b[31m" * 3)
 @example("\x1b\t[31m\x1b\n]0;x")
 def test_safe_passes_lines_tabs_and_colours_alone(text: str) -> None:
-    left = re.sub(r"\x1b\[[0-9;:]*m", "", output.safe(text))
+    left = re.sub(r"\x1b\[[0-9;:]*m", "", output.safe_text(text))
     assert all(c.isprintable() or c in "\n\t" for c in left), left
-    assert output.safe(text).count("\n") == text.count("\n")
-    assert all(c.isprintable() or c == "\n" for c in output.printable(text))
+    assert output.safe_text(text).count("\n") == text.count("\n")
+    assert all(c.isprintable() or c == "\n" for c in output.printable_text(text))
 
 
 @given(st.text(st.characters(exclude_categories=["C", "Z"])))
 def test_safe_keeps_harmless_text(text: str) -> None:
-    assert output.safe(f"\x1b[1m{text}\x1b[0m\n\t{text}").replace("\x1b[0m", "") == (
+    assert output.safe_text(f"\x1b[1m{text}\x1b[0m\n\t{text}").replace("\x1b[0m", "") == (
         f"\x1b[1m{text}\n\t{text}"
     )
 
@@ -150,12 +150,12 @@ def test_missing_streams_are_tolerated(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon's are None: nothing is read, and nothing said."""
     for stream in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(sys, stream, None)
-    assert not output.agreed("all?")
+    assert not output.user_agrees("all?")
     assert not output.pass_on("x")
 
 
 def test_every_output_function_cleans_text(capsys: pytest.CaptureFixture[str]) -> None:
-    ways = (output.write_out, output.pass_on, output.complain, output.say, output.status)
+    ways = (output.write_out, output.pass_on, output.complain, output.say, output.set_status_line)
     for write in ways:
         write(EVIL)
         out, err = capsys.readouterr()
@@ -168,12 +168,12 @@ def test_every_output_function_cleans_text(capsys: pytest.CaptureFixture[str]) -
 def test_json_alone_reserves_standard_output(
     capsys: pytest.CaptureFixture[str], *, wanted: bool
 ) -> None:
-    output.status("")
+    output.set_status_line("")
     capsys.readouterr()
     with output.json_alone() if wanted else contextlib.nullcontext():
         output.say("on the way")
         output.write_out("a table")
-        output.result({"a": 1}, lambda _: "words")
+        output.print_result({"a": 1}, lambda _: "words")
     out, err = capsys.readouterr()
     said = "orchestrator: on the way\n"
     as_text = f"{said}a table\nwords\n"

@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.head.connect import fleet
 from orchestrator.head.screen import output, styles
-from orchestrator.head.screen.lines import clean
-from orchestrator.head.screen.progress import ProgressBar, counted, joined
+from orchestrator.head.screen.lines import clean_line
+from orchestrator.head.screen.progress import ProgressBar, counted_work, join_parts
 from tests.head.screen.test_log_reader import append, log_in
 from tests.head.screen.test_screen import Terminal, on_tty, pump_all, terminal
 from tests.node.running import wait_until
@@ -37,8 +37,8 @@ PARTS = [
     ],
 )
 def test_joined_drops_least_important_part_first(columns: int, line: str) -> None:
-    shown = joined(PARTS, columns)
-    assert clean(shown) == line and len(clean(shown)) <= columns
+    shown = join_parts(PARTS, columns)
+    assert clean_line(shown) == line and len(clean_line(shown)) <= columns
 
 
 def test_bar_shows_speed_time_left_and_nodes() -> None:
@@ -62,7 +62,7 @@ def test_counted_shows_nodes_as_they_answer(
         assert node or gate.wait(60)
         return node
 
-    with counted("connecting", answer, [0, 1, 2]) as counting:
+    with counted_work("connecting", answer, [0, 1, 2]) as counting:
         waiting = threading.Thread(target=fleet.everywhere, args=([0, 1, 2], counting))
         waiting.start()
         wait_until(lambda: "connecting 2/3 nodes" in terminal.lines()[-1])
@@ -77,11 +77,11 @@ def test_messages_stand_above_status_line(
     monkeypatch.setattr(sys, "stderr", terminal.out)
     monkeypatch.setattr(sys, "stdout", terminal.out)
     monkeypatch.setattr(styles, "_chosen", [False])
-    output.status("connecting 1/2")
+    output.set_status_line("connecting 1/2")
     output.say("one")
     output.complain("two")
     assert terminal.lines() == ["orchestrator: one", "two", "connecting 1/2"]
-    output.status("")
+    output.set_status_line("")
     output.say("three")
     assert terminal.lines() == ["orchestrator: one", "two", "orchestrator: three"]
 

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from orchestrator.cli import run
 from orchestrator.head.screen import output
 from orchestrator.head.screen import screen as screen_module
-from orchestrator.head.screen.lines import fit
+from orchestrator.head.screen.lines import fit_columns
 from orchestrator.head.screen.log_reader import LogFile, last_words
 from orchestrator.head.screen.screen import Display, Screen
 from tests.head.screen.test_lines import BYTES
@@ -369,7 +369,7 @@ FITS += [("e\u0301e\u0301", 2, "e\u0301e\u0301"), ("██", 1, "█")]
 
 @pytest.mark.parametrize(("text", "columns", "fitted"), FITS)
 def test_fit_cuts_text_to_columns(text: str, columns: int, fitted: str) -> None:
-    assert fit(text, columns) == fitted
+    assert fit_columns(text, columns) == fitted
 
 
 TRACE = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    f()\nKeyError: 1\n'

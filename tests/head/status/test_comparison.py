@@ -47,7 +47,7 @@ def experiment(path: Path, torch: str = "2.9.0", lr: float = 0.1, **manifest: An
 
 
 def found(first: Experiment, second: Experiment) -> comparison.Differences:
-    return comparison.compared([first, second])
+    return comparison.compare_experiments([first, second])
 
 
 def write_metrics(made: Experiment, trainer: int, *lines: dict[str, Any]) -> None:

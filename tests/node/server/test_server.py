@@ -21,7 +21,7 @@ import pytest
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.nodes.environment import Environment
-from orchestrator.head.nodes.library import library
+from orchestrator.head.nodes.library import own_library
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import RunDir, connect, note_stop_of_all, runs_here
 from orchestrator.node.server.session import Refusal, ServerSession
@@ -236,7 +236,7 @@ PACKAGES = {"orchestrator", "orchestrator.node", "orchestrator.engine"}
 @pytest.mark.slow
 def test_shipped_library_is_self_contained() -> None:
     """On a node our package is not installed."""
-    files = {name: data.decode() for name, data in library().files}
+    files = {name: data.decode() for name, data in own_library().files}
     modules = {name.removesuffix(".py").replace("/", ".") for name in files}
     known = modules | {name.removesuffix(".__init__") for name in modules}
     for name, text in files.items():

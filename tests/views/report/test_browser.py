@@ -68,7 +68,7 @@ def test_charts_are_drawn_in_light_and_dark(tmp_path: Path) -> None:
         ):
             told = [run_data.read_run_data(each, len(chosen) - 1) for each in chosen]
             html = tmp_path / f"report of {len(chosen)}.html"
-            differences = comparison.differences(*map(comparison.describe, chosen))
+            differences = comparison.find_differences(*map(comparison.describe_experiment, chosen))
             html.write_text(page.report_page(told, differences))
             browser.look(width, 1600, dark=dark)
             browser.open(html.as_uri())

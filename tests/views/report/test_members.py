@@ -25,7 +25,7 @@ def swept(
     metric: str = "val_loss",
 ) -> Journal:
     """The journal of a sweep whose members were all given out, and the first ones have ended."""
-    journal = journals.create(root, "sweep", About(metric, best, len(values)))
+    journal = journals.create_journal(root, "sweep", About(metric, best, len(values)))
     for number, each in enumerate(values):
         begun = MemberState(number, str(each), values=dict(each))
         journal.add(begun)

@@ -49,7 +49,7 @@ class Parts(HTMLParser):
 
 
 def compared(experiments: Sequence[Experiment]) -> comparison.Differences:
-    return comparison.differences(*map(comparison.describe, experiments))
+    return comparison.find_differences(*map(comparison.describe_experiment, experiments))
 
 
 def parts_of(*experiments: Experiment) -> Parts:

@@ -34,7 +34,7 @@ from orchestrator.head.exec.execution import (
     shell_line,
     ssh_command,
 )
-from orchestrator.head.nodes.node_list import NumberedNode, choose, in_words, read_nodes
+from orchestrator.head.nodes.node_list import NumberedNode, choose_nodes, in_words, read_nodes
 from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.lines import LineSplitter
 
@@ -54,14 +54,14 @@ class Chosen:
     strict_host_keys: bool = False
 
     def numbered(self) -> list[NumberedNode]:
-        return choose(read_nodes(self.where.node_list), self.nodes)
+        return choose_nodes(read_nodes(self.where.node_list), self.nodes)
 
     def transport(self) -> SshTransport:
         config = SshConfig(self.where.ssh_config)
         return SshTransport(config, timeout=self.connect_timeout, strict=self.strict_host_keys)
 
 
-def directory(node: NumberedNode, wanted: str | None) -> Directory:
+def directory_on(node: NumberedNode, wanted: str | None) -> Directory:
     """Return where a program runs: --workdir, or the node's, or the same directory as here."""
     if wanted is not None:
         check_directory(wanted)
@@ -82,7 +82,7 @@ def check_directory(path: str) -> None:
 # -- exec -----------------------------------------------------------------------------------------
 
 
-def execute(
+def run_on_nodes(
     chosen: Chosen,
     words: tuple[str, ...],
     workdir: str | None,
@@ -105,7 +105,7 @@ def execute(
         return shown.stream(node.index, errors=errors)
 
     def line_of(node: NumberedNode) -> str:
-        return shell_line(words, directory(node, workdir))
+        return shell_line(words, directory_on(node, workdir))
 
     execution = Execution(chosen.transport(), nodes, line_of, sink_of, limit=limit)
     shown.when_broken = lambda: execution.end("its output is closed")
@@ -114,10 +114,10 @@ def execute(
     code = EXIT_STOPPED if stopped else OUTPUT_CLOSED if shown.broken else exit_code(outcomes)
     if output.as_json():
         data = [as_json(outcome, kept) for outcome in outcomes]
-        output.result({"nodes": data, "exit_code": code}, indent=None)
+        output.print_result({"nodes": data, "exit_code": code}, indent=None)
         return code
     for heading, text in folded(nodes, kept):
-        output.write_out(output.paint(heading, styles.STRONG, output.terminal()))
+        output.write_out(output.paint_text(heading, styles.STRONG, output.terminal_of()))
         output.write_out(text)
     if code not in (EXIT_DONE, OUTPUT_CLOSED):
         output.complain(summary(outcomes))
@@ -149,27 +149,29 @@ def exit_code(outcomes: Sequence[ExecOutcome]) -> int:
 
 def summary(outcomes: Sequence[ExecOutcome]) -> str:
     """Return the table of exit codes, with one row for equal outcomes; success is the last row."""
-    alike = failures.kinds((each.node, (each.code, each.problem), each.fix) for each in outcomes)
+    alike = failures.group_errors(
+        (each.node, (each.code, each.problem), each.fix) for each in outcomes
+    )
     rows: list[list[output.Cell]] = [["NODE", "NAME", "EXIT CODE", ""]]
     for (code, about), fix, nodes in sorted(alike, key=lambda kind: kind[0][0] == 0):
         painted = "0" if code == 0 else ("-" if code is None else str(code), styles.FAILED)
         numbers, names = zip(*((node.index, node.node.name) for node in nodes), strict=True)
         rows.append([in_words(numbers), join_names(names), painted, about])
         rows += [["", "", "", f"-> {fix}"]] * bool(fix)
-    return output.table(rows, output.terminal(sys.stderr), headed=True)
+    return output.format_table(rows, output.terminal_of(sys.stderr), headed=True)
 
 
 # -- ssh ------------------------------------------------------------------------------------------
 
 
-def ssh(chosen: Chosen, words: tuple[str, ...], workdir: str | None) -> NoReturn:
+def replace_by_ssh(chosen: Chosen, words: tuple[str, ...], workdir: str | None) -> NoReturn:
     """Replace this process by ssh, with a shell or a program on one node."""
     targets = chosen.numbered()
     if len(targets) > 1:
         names = ", ".join(f"{target.index} is {target.node.name}" for target in targets)
         raise UsageError(f"{chosen.nodes[0]} names several nodes", f"give a number: {names}")
     (target,) = targets
-    line = plain_line(directory(target, workdir), words)
+    line = plain_line(directory_on(target, workdir), words)
     terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if terminal and not words:
         output.complain(f"orchestrator: {target.label} is {target.node.name}")
@@ -254,7 +256,7 @@ class PrefixedOutput:
         self.broken = False
         self.when_broken: Callable[[], None] = lambda: None
         self.turn = threading.Lock()
-        self.colored = {out: styles.shown(out) for out in (sys.stdout, sys.stderr)}
+        self.colored = {out: styles.colors_shown(out) for out in (sys.stdout, sys.stderr)}
 
     def stream(self, node: int, *, errors: bool) -> PrefixedStream:
         return PrefixedStream(self, node, sys.stderr if errors else sys.stdout)

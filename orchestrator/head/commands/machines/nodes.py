@@ -72,10 +72,10 @@ SITE: Column[Machine] = Column(
 )
 
 
-def nodes(arguments: LaunchArguments) -> int:
+def list_nodes(arguments: LaunchArguments) -> int:
     machines = find_machines(resolve(arguments))
     data = {"nodes": [machine.to_json(node) for node in machines]}
-    output.result(data, partial(to_text, machines))
+    output.print_result(data, partial(to_text, machines))
     return EXIT_DONE if all(node.reached for node in machines) else EXIT_NODE
 
 
@@ -84,16 +84,16 @@ def find_machines(request: LaunchRequest) -> list[Machine]:
     answered = try_all(request)
     with_gpus = [node for node in answered.reached if node.probed.facts.gpus]
     names = [node.node.name for node in with_gpus]
-    checkups = dict(zip(names, examine(with_gpus, "gpus"), strict=True))
-    known = {node.name: machine.lost(node, error) for node, error in answered.lost}
+    checkups = dict(zip(names, examine_nodes(with_gpus, "gpus"), strict=True))
+    known = {node.name: machine.lost_machine(node, error) for node, error in answered.lost}
     for node in answered.reached:
         checkup = checkups.get(node.node.name)
         tool = checkup if isinstance(checkup, Checkup) else None
-        known[node.node.name] = machine.machine(node.probed, tool)
+        known[node.node.name] = machine.describe_machine(node.probed, tool)
     return [known[node.name] for node in answered.source.nodes]
 
 
-def examine(nodes: Sequence[Reached], *parts: str) -> list[Checkup | OrchestratorError]:
+def examine_nodes(nodes: Sequence[Reached], *parts: str) -> list[Checkup | OrchestratorError]:
     """Return each node's checkup of the named parts, or the error of that node."""
     questions = [Examine(workdir="/", parts=parts)] * len(nodes)
     return fleet.ask(nodes, questions, ANSWER_SECONDS)
@@ -105,13 +105,13 @@ def to_text(machines: Sequence[Machine], terminal: Terminal) -> str:
     sited = [SITE] * any(node.site for node in machines)
     shown = replace(MACHINES, columns=(*MACHINES.columns, *sited))
     parts = [shown.text(machines, terminal)]
-    parts += [output.printable(reasons(lost, len(machines)))] * bool(lost)
+    parts += [output.printable_text(lost_reasons(lost, len(machines)))] * bool(lost)
     return "\n\n".join(parts)
 
 
-def reasons(lost: Sequence[Machine], total: int) -> str:
+def lost_reasons(lost: Sequence[Machine], total: int) -> str:
     """Return a text: how many nodes could not be reached, and the reasons."""
-    lines = failures.reasons((node.name, node.problem, node.fix) for node in lost)
+    lines = failures.failure_lines((node.name, node.problem, node.fix) for node in lost)
     first = f"{len(lost)} of {text.plural(total, 'node')} cannot be reached"
     return "\n  ".join([first, *lines])
 
@@ -119,12 +119,12 @@ def reasons(lost: Sequence[Machine], total: int) -> str:
 # -- doctor: what is wrong with them ---------------------------------------------------------------
 
 
-def doctor(arguments: LaunchArguments, *, full: bool, hints: bool) -> int:
+def run_doctor(arguments: LaunchArguments, *, full: bool, hints: bool) -> int:
     request = resolve(arguments)
     request, nodes = expect_code(request, try_all(request))
     diagnosis = diagnose(request, nodes, full=full)
     words = partial(examination.to_text, diagnosis, hints=hints)
-    output.result(examination.to_json(diagnosis), words)
+    output.print_result(examination.to_json(diagnosis), words)
     return EXIT_CHECK if diagnosis.bad else EXIT_DONE
 
 
@@ -192,12 +192,12 @@ def read_lock_tables(
     return read, [(node.name, error) for node, error in (*answered.lost, *silent)]
 
 
-def queue(arguments: LaunchArguments) -> int:
+def show_queue(arguments: LaunchArguments) -> int:
     read, lost = read_lock_tables(arguments)
     lines = list(lines_of(read))
     problems = [{"name": name, "problem": error.what} for name, error in lost]
     data = {"jobs": [queue_line(line) for line in lines], "lost": problems}
-    output.result(data, partial(queue_text, lines, lost))
+    output.print_result(data, partial(queue_text, lines, lost))
     return EXIT_NODE if lost else EXIT_DONE
 
 
@@ -241,7 +241,7 @@ def queue_line(line: NodeLine) -> dict[str, Any]:
 
 def queue_text(lines: Sequence[NodeLine], lost: Lost, terminal: Terminal) -> str:
     table = LINES.text(lines, terminal) if lines else "no job holds or waits for these nodes"
-    reasons = failures.reasons((name, error.what, error.fix) for name, error in lost)
+    reasons = failures.failure_lines((name, error.what, error.fix) for name, error in lost)
     return "\n\n".join(filter(None, [table, "\n".join(reasons)]))
 
 
@@ -254,7 +254,7 @@ Answer = StandbyStates | StandbyEnds | OrchestratorError
 Replies = Sequence[tuple[Node, Answer]]
 
 
-def warm(where: Where, *, off: bool) -> int:
+def warm_processes(where: Where, *, off: bool) -> int:
     """Show the warm processes on each node and in its containers, or end them with proof."""
     ssh = without_record(where)
     nodes = read_nodes(where.node_list)
@@ -266,7 +266,7 @@ def warm(where: Where, *, off: bool) -> int:
         return ask_once(ssh, node, Warm(), ANSWER_SECONDS)
 
     answers: Replies = list(zip(places, fleet.everywhere(places, ask), strict=True))
-    output.result(warm_data(answers), partial(warm_text, answers))
+    output.print_result(warm_data(answers), partial(warm_text, answers))
     if any(isinstance(answer, StandbyEnds) and answer.left for _, answer in answers):
         return EXIT_FAILED
     lost = any(isinstance(answer, OrchestratorError) for _, answer in answers)
@@ -276,13 +276,13 @@ def warm(where: Where, *, off: bool) -> int:
 def warm_text(answers: Replies, terminal: Terminal) -> str:
     """Return a line for each process that waits or was ended, and for each node without one."""
     errors = [(node, answer) for node, answer in answers if isinstance(answer, OrchestratorError)]
-    reasons = failures.reasons((node.place, error.what, error.fix) for node, error in errors)
+    reasons = failures.failure_lines((node.place, error.what, error.fix) for node, error in errors)
     rows = [
         [node.place, *words, *[""] * (COLUMNS - len(words))]
         for node, answer in answers
         for words in words_of(answer)
     ]
-    return "\n".join([output.table(rows, terminal), *map(output.printable, reasons)])
+    return "\n".join([output.format_table(rows, terminal), *map(output.printable_text, reasons)])
 
 
 def words_of(answer: Answer) -> Iterator[list[str]]:

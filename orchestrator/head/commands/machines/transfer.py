@@ -16,7 +16,7 @@ from orchestrator.common.errors import (
     UsageError,
 )
 from orchestrator.common.folder import IS_DIRECTORY, Folder
-from orchestrator.head.commands.machines.exec import Chosen, directory
+from orchestrator.head.commands.machines.exec import Chosen, directory_on
 from orchestrator.head.connect.channel import Declined
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
@@ -73,7 +73,7 @@ def to_text(
         is_absent=lambda part: part.error is not None,
     )
     lost = [(label_of(part), part.error.what, part.error.fix) for part in parts if part.error]
-    notes = failures.reasons(lost)
+    notes = failures.failure_lines(lost)
     for part in parts:
         notes += [f"{label_of(part)}: {path}: {reason}" for path, reason in part.failed.items()]
         notes += [f"{label_of(part)}: left out: {what}" for what in part.left_out]
@@ -96,13 +96,13 @@ def exit_code(parts: Sequence[Moved]) -> int:
 
 
 def joined(table: str, notes: Sequence[str]) -> str:
-    return "\n".join([table, *map(output.printable, notes)])
+    return "\n".join([table, *map(output.printable_text, notes)])
 
 
 # -- pull -----------------------------------------------------------------------------------------
 
 
-def pull(
+def pull_files(
     chosen: Chosen,
     wanted: str | None,
     destination: Path | None,
@@ -137,7 +137,7 @@ def pull(
 
     nodes = [{**to_json(part, "fetched"), "left_out": part.left_out} for part in parts]
     data = {"nodes": nodes, "exit_code": code}
-    output.result(data, as_text)
+    output.print_result(data, as_text)
     declined = any(isinstance(part.error, Declined) for part in parts)
     if experiment is None and declined and "/" not in str(wanted):
         missing = experiments.missing_experiment(where, wanted)
@@ -191,7 +191,7 @@ def of_path(chosen: Chosen, wanted: str, destination: Path | None) -> list[pulli
             target.index,
             target.node.name,
             target.node,
-            ListPath(path=wanted, directory=directory(target, None).path),
+            ListPath(path=wanted, directory=directory_on(target, None).path),
             Folder((destination or Path()) / directory_of(target), private=False),
             replace=True,
         )
@@ -208,7 +208,7 @@ def directory_of(target: NumberedNode) -> str:
 # -- push -----------------------------------------------------------------------------------------
 
 
-def push(chosen: Chosen, source: Path, destination: str | None, *, dry_run: bool) -> int:
+def push_files(chosen: Chosen, source: Path, destination: str | None, *, dry_run: bool) -> int:
     """Send the files that the nodes lack; print each node's result."""
     targets = chosen.numbered()
     cargo = pushing.load(source, destination)
@@ -228,7 +228,7 @@ def push(chosen: Chosen, source: Path, destination: str | None, *, dry_run: bool
 
     nodes = [to_json(part, "sent") for part in parts]
     data = {"nodes": nodes, "left_out": cargo.left_out, "notes": said, "exit_code": code}
-    output.result(data, as_text)
+    output.print_result(data, as_text)
     return code
 
 

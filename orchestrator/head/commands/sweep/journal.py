@@ -103,7 +103,7 @@ def decoded(kind: type[T], data: bytes, path: Path) -> T:
         raise UsageError(f"{path} was changed: {error}") from None
 
 
-def create(root: Path, name: str, about: About) -> Journal:
+def create_journal(root: Path, name: str, about: About) -> Journal:
     """Create the directory of a new sweep in the directory of experiments."""
     experiment = experiments.create_experiment(root, name)
     for inner in (experiment.logs, experiment.path / "outputs"):

@@ -52,7 +52,7 @@ class Member:
 # -- variables --------------------------------------------------------------------------------
 
 
-def variables(texts: Sequence[str]) -> list[Variable]:
+def parse_variables(texts: Sequence[str]) -> list[Variable]:
     """Read NAME=VALUES texts; a name that comes twice is an error."""
     found = [variable_of(text) for text in texts]
     names = [variable.name for variable in found]
@@ -104,7 +104,7 @@ def range_of(name: str, kind: str, low: str, high: str) -> Variable:
 # -- members ----------------------------------------------------------------------------------
 
 
-def grid(some: Sequence[Variable]) -> list[Member]:
+def grid_members(some: Sequence[Variable]) -> list[Member]:
     """Return a member for each combination of values; the last variable changes first."""
     for variable in some:
         if not variable.values:

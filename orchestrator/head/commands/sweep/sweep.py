@@ -43,7 +43,7 @@ from orchestrator.config.launch import (
 )
 from orchestrator.head.background.process import INTERRUPT, Background
 from orchestrator.head.commands import launching
-from orchestrator.head.commands.stop import stop as stop_job
+from orchestrator.head.commands.stop import stop_job
 from orchestrator.head.commands.sweep import journal as journals
 from orchestrator.head.commands.sweep import space
 from orchestrator.head.commands.sweep.journal import About, Journal, MemberState
@@ -308,7 +308,7 @@ class Terms:
     best: str = ""
 
 
-def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None) -> int:
+def begin_sweep(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None) -> int:
     """Begin a sweep of members with programs of their own, or of one program with values."""
     base.refuse({"detach": "leaves one launch; tmux or nohup keep a sweep"})
     metric = terms.metric or USUAL * (not terms.best and terms.optuna is None)
@@ -325,7 +325,7 @@ def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None)
             "nothing varies", "--grid lr=1e-4,3e-4, or a file with a command line for each member"
         )
     if members is None and terms.optuna is None:
-        members = space.grid(terms.variables)
+        members = space.grid_members(terms.variables)
     options = {"name": "sweep", **DEFAULTS, **base.launch}
     # Such members claim nothing, so there is nothing to queue for.
     if options["claim"] == "none":
@@ -339,8 +339,8 @@ def begin(base: LaunchArguments, terms: Terms, members: Sequence[Member] | None)
         return show(base, terms, members or [])
     count = len(members) if members is not None else terms.optuna or 0
     about = About(terms.metric, terms.best, count)
-    journal = journals.create(base.where.experiments, str(options["name"]), about)
-    say(f"{journal.name} is in {output.path(journal.path)}")
+    journal = journals.create_journal(base.where.experiments, str(options["name"]), about)
+    say(f"{journal.name} is in {output.short_path(journal.path)}")
     experiments.experiment_at(journal.path).lock()
     return lead(journal, base, terms, members)
 
@@ -358,13 +358,13 @@ def lead(
         show=report_end,
     )
     code = sweep.run()
-    write_out(to_text(sweep, terms.best, output.terminal()))
+    write_out(to_text(sweep, terms.best, output.terminal_of()))
     say(f"compare: orchestrator report {journal.name}; ls --all --tag {journal.name}")
-    output.result(to_json(sweep, terms.best, code))
+    output.print_result(to_json(sweep, terms.best, code))
     return code
 
 
-def stop(where: Where, journal: Journal, grace: float | None) -> int:
+def stop_sweep(where: Where, journal: Journal, grace: float | None) -> int:
     """Stop a sweep by the process that leads it; without one, stop the members that still run."""
     experiment = experiments.experiment_at(journal.path)
     if not experiment.followed:
@@ -444,7 +444,7 @@ def show(base: LaunchArguments, terms: Terms, members: Sequence[Member]) -> int:
     commands = [launch_of(base, terms, "SWEEP", member)[1] for member in members]
     words = "\n".join(map(shlex.join, commands))
     chosen = f"{terms.optuna} members, whose values Optuna chooses"
-    output.result(commands, lambda _: words or chosen)
+    output.print_result(commands, lambda _: words or chosen)
     return EXIT_DONE
 
 

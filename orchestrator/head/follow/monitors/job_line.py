@@ -9,7 +9,7 @@ from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.screen import styles
 from orchestrator.head.screen.keyboard import in_foreground
-from orchestrator.head.screen.progress import joined, stall
+from orchestrator.head.screen.progress import join_parts, stall_notice
 from orchestrator.records.metrics import progress
 
 # The pause between two reads of the metrics; at least twenty times the duration of a read.
@@ -37,9 +37,9 @@ class JobLine:
         now = time.monotonic()
         if now >= self.next:
             self.known, _ = progress.read_progress(self.experiment, self.job.record, self.steps)
-            self.stall = stall(self.experiment)
+            self.stall = stall_notice(self.experiment)
             self.next = now + max(LOOK_SECONDS, 20 * (time.monotonic() - now))
-        return joined([*self.nodes(), *self.state(now - self.began), *self.rest()], columns)
+        return join_parts([*self.nodes(), *self.state(now - self.began), *self.rest()], columns)
 
     def nodes(self) -> list[Part]:
         nodes = self.job.nodes

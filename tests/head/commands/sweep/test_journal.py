@@ -11,7 +11,7 @@ from orchestrator.head.commands.sweep.journal import About, Journal, MemberState
 
 @pytest.fixture
 def journal(tmp_path: Path) -> Journal:
-    return journals.create(tmp_path, "s", About("acc", "most", 2))
+    return journals.create_journal(tmp_path, "s", About("acc", "most", 2))
 
 
 def test_read_yields_whole_lines_only(journal: Journal) -> None:

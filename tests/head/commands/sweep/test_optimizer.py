@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.head.commands.sweep.journal import MemberState
-from orchestrator.head.commands.sweep.space import variables
+from orchestrator.head.commands.sweep.space import parse_variables
 from orchestrator.head.commands.sweep.sweep import OptunaStudy
 
-SPACE = variables(["x=uniform(-1,1)", "lr=log(1e-5,1e-2)", "seed=0..3", "act=relu,gelu"])
+SPACE = parse_variables(["x=uniform(-1,1)", "lr=log(1e-5,1e-2)", "seed=0..3", "act=relu,gelu"])
 
 
 def study(place: Path, trials: int = 20) -> OptunaStudy:

@@ -4,11 +4,11 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.head.commands.sweep import space
-from orchestrator.head.commands.sweep.space import command_of, grid, variables
+from orchestrator.head.commands.sweep.space import command_of, grid_members, parse_variables
 
 
 def test_grid_yields_each_combination_once_last_variable_fastest() -> None:
-    members = grid(variables(["lr=1e-4,3e-4", "seed=0..2", 'name=["a,b", 1.5]']))
+    members = grid_members(parse_variables(["lr=1e-4,3e-4", "seed=0..2", 'name=["a,b", 1.5]']))
     assert len(members) == 12 and [one.number for one in members] == list(range(12))
     assert members[0].words == "lr=1e-4 seed=0 name=a,b"
     assert members[1].words == "lr=1e-4 seed=0 name=1.5"
@@ -35,7 +35,7 @@ def test_grid_yields_each_combination_once_last_variable_fastest() -> None:
 )
 def test_grid_refuses_invalid_variables(texts: list[str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
-        grid(variables(texts))
+        grid_members(parse_variables(texts))
 
 
 def test_command_of_passes_values_by_each_style() -> None:

@@ -54,7 +54,7 @@ class World:
         self.root, self.begun, self.most = root, list[int](), 0
         self.plays: dict[int, Callable[[Process], None]] = {}
         self.processes: dict[int, Process] = {}
-        self.journal = journals.create(root, "s", About())
+        self.journal = journals.create_journal(root, "s", About())
         members = [Member(at, {"x": str(at)}) for at in range(count)]
         self.sweep = Sweep(self.journal, members, self.arguments, metric="acc")
         monkeypatch.setattr(leading, "Background", self.begin)
@@ -228,7 +228,7 @@ def test_stop_signals_no_process(world: World, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("time.sleep", leave)
     try:
-        assert leading.stop(Where(experiments=world.root), world.journal, None) == 0
+        assert leading.stop_sweep(Where(experiments=world.root), world.journal, None) == 0
         assert victim.poll() is None
     finally:
         victim.kill()

@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator.config.launch import Launch
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.monitors.job_line import JobLine
-from orchestrator.head.screen.lines import clean
+from orchestrator.head.screen.lines import clean_line
 from orchestrator.records.metrics.trainers import file_name
 from tests.head.follow.test_followed_job import followed
 
@@ -23,7 +23,7 @@ def test_job_line_shows_start_then_progress(tmp_path: Path) -> None:
 
     def said(columns: int = 100) -> str:
         line.next = 0.0
-        return clean(line(columns))
+        return clean_line(line(columns))
 
     waits = []
     for name in ("supervisor", "torch", "ranks"):
