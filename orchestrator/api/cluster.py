@@ -274,7 +274,7 @@ def fabric_connection(ssh: SshTransport, destination: Destination) -> Connection
     gateway: Connection | bool = False
     if destination.jump:
         gateway = fabric_connection(ssh, ssh.config.last_hop(destination.jump))
-    return fabric_login.prepared(destination, gateway)
+    return fabric_login.prepare_connection(destination, gateway)
 
 
 # -- options ----------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def describe_nodes(answers: Answers, arguments: LaunchArguments) -> None:
     """Describe the machines, as `orchestrator nodes --json` does."""
     from orchestrator.head.commands.machines.nodes import find_machines
     from orchestrator.head.nodes import machine
-    from orchestrator.head.start.request import resolve
+    from orchestrator.head.start.request import resolve_request
 
-    machines = find_machines(resolve(arguments))
+    machines = find_machines(resolve_request(arguments))
     answers.send(nodes=[machine.to_json(described) for described in machines])

@@ -56,7 +56,7 @@ class Verdict(outcome.JobVerdict):
         return "\n".join(verdicts.to_lines(self))
 
     def __str__(self) -> str:
-        trace = verdicts.excerpt(self.traceback.splitlines(), TRACEBACK_LINES)
+        trace = verdicts.excerpt_of(self.traceback.splitlines(), TRACEBACK_LINES)
         return "\n".join([*trace, self.text])
 
 

@@ -32,11 +32,11 @@ from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.schedulers import queue
 from orchestrator.head.screen.output import say
 from orchestrator.head.start.claims import without_claims
-from orchestrator.head.start.launch import discarded_on_error, start
-from orchestrator.head.start.nodes import Nodes, settled
-from orchestrator.head.start.parts import Prepared, make_plan, meet
+from orchestrator.head.start.launch import discarded_on_error, start_job
+from orchestrator.head.start.nodes import Nodes, settle_node
+from orchestrator.head.start.parts import Prepared, first_placement, make_plan
 from orchestrator.head.start.record import Running, record_job
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.request import resolve_request
 from orchestrator.protocol.control import (
     Agreed,
     Hello,
@@ -127,7 +127,7 @@ def read_part(environ: Mapping[str, str]) -> MachinePart:
 def run_part(mine: MachinePart, patience: float, arguments: LaunchArguments) -> int:
     arguments.refuse(dict.fromkeys(("detach", "dry_run"), "is not for run-node"))
     waiting_time("--wait", patience)
-    request = without_claims(resolve(arguments))
+    request = without_claims(resolve_request(arguments))
     hiding.held.extend(request.secrets)
     mine = replace(mine, port=request.config.launch.master_port or mine.port)
     nodes = reach(request, mine, patience)
@@ -166,7 +166,7 @@ def checked(
             f"machine_rank is {rank} in {by.file}, but NODE_RANK is {mine.rank}",
             "leave machine_rank out of the file: it is computed",
         )
-    return replace(request, config=accelerate.counted(request.config, by, [node], mine.nnodes))
+    return replace(request, config=accelerate.count_ranks(request.config, by, [node], mine.nnodes))
 
 
 def address_of(master: str, patience: float) -> str:
@@ -196,8 +196,8 @@ def reach(request: LaunchRequest, mine: MachinePart, patience: float) -> Nodes:
         accelerate=request.accelerate is not None,
         port=port if mine.rank == 0 else None,
     )
-    node = settled(Node(socket.gethostname()), request.config.launch)
-    reached = reaching.reach(LocalTransport(), node, asked)
+    node = settle_node(Node(socket.gethostname()), request.config.launch)
+    reached = reaching.reach_node(LocalTransport(), node, asked)
     if mine.rank == 0:
         check_master(mine, reached, address)
     return Nodes(ThisMachine(mine.nnodes), LocalTransport(), (reached,))
@@ -262,8 +262,10 @@ def begin(prepared: Prepared, mine: MachinePart, record: JobRecord, agreed: Agre
     address = queue.resolve_name(mine.master) or mine.master
     planned = prepared.plan
     ports = TakenPorts(port=planned.master_port, peers_port=agreed.peers_port)
-    first = meet(record, address, ports)
-    return start(prepared, record, first.replace(master=planned.master_address, token=agreed.token))
+    first = first_placement(record, address, ports)
+    return start_job(
+        prepared, record, first.replace(master=planned.master_address, token=agreed.token)
+    )
 
 
 def make(request: LaunchRequest, mine: MachinePart, nodes: Nodes, agreed: Agreed) -> Plan:

@@ -22,7 +22,7 @@ from orchestrator.head.schedulers.backend import (
     watch_batch,
 )
 from orchestrator.head.screen.output import say, write_out
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.request import resolve_request
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.experiments import check_name
@@ -162,7 +162,7 @@ def checked(launch: LaunchArguments) -> LaunchRequest:
     launch.refuse(dict.fromkeys(("detach", "dry_run"), "cannot go into a batch file"))
     if launch.nodes_from == "list":
         raise UsageError("--nodes-from list: a batch job gets its nodes from Slurm", "leave it out")
-    request = resolve(launch)
+    request = resolve_request(launch)
     check_name(request.config.launch.name)
     return request
 

@@ -28,9 +28,9 @@ from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.start import claims
-from orchestrator.head.start.claims import Occupied, wait
+from orchestrator.head.start.claims import Occupied, wait_for_turn
 from orchestrator.head.start.nodes import Nodes
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.request import resolve_request
 from orchestrator.node.server.session import Refusal, ServerSession
 from orchestrator.node.start.claims import Claims
 from orchestrator.node.start.lock_table import LockTable
@@ -68,7 +68,7 @@ class Machine:
 
 
 def request_of(dice: random.Random, queue: bool) -> LaunchRequest:
-    request = resolve(LaunchArguments(program=("true",)), ["master_launch"])
+    request = resolve_request(LaunchArguments(program=("true",)), ["master_launch"])
     launch = replace(
         request.config.launch,
         claim="all",
@@ -83,7 +83,7 @@ def start(request: LaunchRequest, nodes: Nodes) -> None:
         claims.NodeClaim(node.node.name, node.channel, claims.devices_of(request, node))
         for node in nodes.reached
     ]
-    taken = claims.hold(wanted)
+    taken = claims.hold_gpus(wanted)
     if taken.missing:
         raise Occupied(taken.missing, len(nodes.reached))
 
@@ -109,7 +109,7 @@ def user(places: list[Path], seed: int, told: int) -> None:
                     # It is killed in the middle of its wait.
                     signal.signal(signal.SIGALRM, signal.SIG_DFL)
                     signal.setitimer(signal.ITIMER_REAL, dice.random() * 0.2)
-                wait(request, nodes, never, start)
+                wait_for_turn(request, nodes, never, start)
                 signal.setitimer(signal.ITIMER_REAL, 0)
             else:
                 start(request, nodes)

@@ -33,9 +33,9 @@ from pathlib import Path
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.start.code import begin_scan, bring
 from orchestrator.head.start.nodes import try_all
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.request import resolve_request
 nodes, config = map(Path, sys.argv[1:3])
-request = resolve(LaunchArguments(
+request = resolve_request(LaunchArguments(
     program=("0/file_0.py",), overrides=tuple(sys.argv[3:]), launch={"sync": "always"},
     where=Where(nodes=nodes, ssh_config=config),
 ))

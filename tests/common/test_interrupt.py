@@ -50,14 +50,14 @@ LEAVES = """
 import os, signal
 from pathlib import Path
 from orchestrator.common import interrupt
-from orchestrator.head.transfer.listing import marker
+from orchestrator.head.transfer.listing import marker_file
 interrupt.answer_at_once()
-with marker(Path("directory")):
+with marker_file(Path("directory")):
     assert os.listdir("directory")
     os.kill(os.getpid(), signal.{name})
 """
 STAYS = """
-with marker(Path("directory")):
+with marker_file(Path("directory")):
     pass
 print(os.listdir("directory"))
 """

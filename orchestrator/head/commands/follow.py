@@ -218,7 +218,7 @@ def show_words(experiment: Experiment, record: JobRecord, cause: Cause, taken: i
     lines = cause.traceback.splitlines() or last_words(log, rank)
     width = output.terminal_of().width
     most = (width - len(prefix)) if width else verdict.LONGEST_LINE
-    for line in verdict.excerpt(lines, max(FEWEST_LINES, PAGE_ROWS - taken)):
+    for line in verdict.excerpt_of(lines, max(FEWEST_LINES, PAGE_ROWS - taken)):
         text = crash_dump.in_text(output.printable_text(line), tree)
         output.print_own_line(styles.style_text(prefix, styles.DIM) + fit_columns(text, most))
 

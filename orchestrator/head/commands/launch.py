@@ -14,7 +14,7 @@ from orchestrator.head.screen.keyboard import KEYS, in_foreground
 from orchestrator.head.screen.output import say
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.record import Running
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.request import resolve_request
 
 
 def launch(arguments: LaunchArguments) -> int:
@@ -23,7 +23,7 @@ def launch(arguments: LaunchArguments) -> int:
         return show_plan(arguments, explained=False)
     if output.as_json():
         raise UsageError("--json goes with --dry-run", "the running job is described in job.json")
-    request = resolve(arguments)
+    request = resolve_request(arguments)
     if (request.config.launch.queue or request.config.launch.after) and arguments.detach:
         return wait_in_background(arguments)
     return follow_up(starting.launch(request), arguments)
@@ -82,7 +82,7 @@ def show_plan(arguments: LaunchArguments, *, explained: bool) -> int:
     """Print what a launch would run, or where each of its settings comes from; start nothing."""
     from orchestrator.head.plan import dry_run, redact
 
-    planned = redact.shown(starting.rehearse(resolve(arguments)))
-    show = dry_run.explained if explained else dry_run.to_text
+    planned = redact.redact_plan(starting.rehearse_launch(resolve_request(arguments)))
+    show = dry_run.explain_plan if explained else dry_run.to_text
     output.print_result(dry_run.to_json(planned), lambda _: show(planned))
     return EXIT_DONE

@@ -28,7 +28,7 @@ def launch(
     from orchestrator.head.commands import follow
     from orchestrator.head.screen import output
     from orchestrator.head.start import launch as starting
-    from orchestrator.head.start.request import resolve
+    from orchestrator.head.start.request import resolve_request
 
     def queued() -> None:
         if arguments.detach:
@@ -36,7 +36,7 @@ def launch(
 
     keys = keys or Pipe()
     try:
-        request = replace(resolve(arguments, command), detached=False)
+        request = replace(resolve_request(arguments, command), detached=False)
         with output.heard_by(lambda text: answers.send(say=text)):
             launched = starting.launch(request, queued)
     finally:

@@ -147,7 +147,7 @@ def show_system(where: Where, wanted: str | None, node: int | None, last: int | 
     def fetch(one: NodeRecord) -> None:
         keep(experiment, one, ask_once(job.transport, one, question(record, one), ANSWER_SECONDS))
 
-    answers = fleet.everywhere(nodes, fetch)
+    answers = fleet.map_parallel(nodes, fetch)
     if node is None:
         show_files("head", [Path(f"{experiment.head_log}.1"), experiment.head_log], last)
     for one, answer in zip(nodes, answers, strict=True):

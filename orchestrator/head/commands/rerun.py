@@ -18,7 +18,7 @@ from orchestrator.config.schema import Config
 from orchestrator.head.commands import launch
 from orchestrator.head.follow import notify
 from orchestrator.head.start import launch as starting
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.request import resolve_request
 from orchestrator.head.transfer import archive
 from orchestrator.records import experiments
 from orchestrator.records import manifest as manifests
@@ -55,7 +55,7 @@ def rerun_experiment(
         os.chdir(workdir)
         try:
             options = {**hook_of(config, directory), **notified(experiment, overrides)}
-            launched = starting.launch(resolve(replace(arguments, launch=options), words))
+            launched = starting.launch(resolve_request(replace(arguments, launch=options), words))
         finally:
             os.chdir(began)
     return launch.follow_up(launched, arguments)
@@ -155,7 +155,7 @@ def notified(experiment: Experiment, overrides: Sequence[str]) -> dict[str, Any]
     """Return the experiment's --notify commands: its config has their programs alone."""
     if any(word.startswith("launch.notify=") for word in overrides):
         return {}
-    return {"notify": notify.kept(experiment)}
+    return {"notify": notify.kept_commands(experiment)}
 
 
 @contextlib.contextmanager
@@ -169,5 +169,5 @@ def code_of(experiment: Experiment, manifest: Mapping[str, Any], directory: Path
             f"cd {shlex.quote(str(directory))}; {manifest.get('command')}",
         )
     digest = str(manifest.get("kept") or manifest["tree"])
-    with archive.unpacked(kept, digest, directory.name) as place:
+    with archive.unpacked_archive(kept, digest, directory.name) as place:
         yield place

@@ -68,13 +68,13 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> StopResult
         record = now
         receipts = stopping.stop_job(job.transport, record, record.nodes, grace)
     note_in(job.experiment, receipts)
-    return StopResult(record, *stopping.conclude(job.experiment, receipts))
+    return StopResult(record, *stopping.conclude_stop(job.experiment, receipts))
 
 
 def note_in(experiment: Experiment, receipts: Sequence[Receipt]) -> None:
     """Append the receipt of each node to a job's head.log."""
     for receipt in receipts:
-        words = receipt.error or stopping.described(receipt)
+        words = receipt.error or stopping.describe_receipt(receipt)
         logs.append_line(experiment.head_log, __name__, "%s: %s", receipt.node, words)
 
 
@@ -111,7 +111,7 @@ def emergency_stop(
     asks = sys.stdin.isatty() and not (yes or output.as_json())
     if dry_run or asks:
         alive = everywhere(only_show=True)
-        words = stopping.preview(alive, where.experiments)
+        words = stopping.preview_stop(alive, where.experiments)
         output.print_result(encode_value(alive), lambda _: words)
         if dry_run:
             return EXIT_NODE if any(receipt.error for receipt in alive) else EXIT_DONE

@@ -73,7 +73,7 @@ class NotActive(NodeError):
     """Raised if the node answers but its environment cannot be activated."""
 
 
-def nonsense(error: Nonsense) -> NodeError:
+def nonsense_error(error: Nonsense) -> NodeError:
     return NodeError(f"the node broke the protocol: {error}")
 
 
@@ -122,7 +122,7 @@ class NodeChannel:
         deadline = time.monotonic() + timeout
         greeting = self.message(deadline, "its program does not greet")
         if not isinstance(greeting, Greeting):
-            raise nonsense(Nonsense("no greeting"))
+            raise nonsense_error(Nonsense("no greeting"))
         if greeting.version != OWN:
             raise NodeError(
                 f"its program is orchestrator {greeting.version.package}, and not {OWN.package},"
@@ -214,13 +214,13 @@ class NodeChannel:
         """Return the request that an answer belongs to, and the answer with times of our clock."""
         request, sent = self.pending.pop(answer.id, (None, 0.0))
         if request is None:
-            raise nonsense(Nonsense(f"an answer to request {answer.id}, which was not asked"))
+            raise nonsense_error(Nonsense(f"an answer to request {answer.id}, which was not asked"))
         if request.do not in ROUTINE:
             log.debug("%s: answers %s (%d)", self.name, request.do, answer.id)
         try:
             known = decode_value(request.answer, answer.ok, ahead=self.clock.offset)
         except Nonsense as error:
-            raise nonsense(error) from error
+            raise nonsense_error(error) from error
         if isinstance(known, Clock):
             # Clocks drift, so a recent exchange is preferred over one of an hour ago.
             self.clock.heard(sent, known.time)
@@ -252,7 +252,7 @@ class NodeChannel:
         try:
             return frames.parse_header(self.exactly(HEADER.size, deadline, silence))
         except Nonsense as error:
-            raise nonsense(error) from error
+            raise nonsense_error(error) from error
 
     def exactly(self, size: int, deadline: float, silence: str) -> bytes:
         parts: list[memoryview] = []
@@ -318,4 +318,4 @@ def read_message(data: bytes) -> Incoming:
     try:
         return read_incoming(parse_object(data))
     except Nonsense as error:
-        raise nonsense(error) from error
+        raise nonsense_error(error) from error

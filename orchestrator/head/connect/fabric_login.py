@@ -35,8 +35,8 @@ from orchestrator.head.connect.transport import (
     Channel,
     Dropped,
     NeedsSsh,
-    left,
     notice_loss,
+    seconds_left,
 )
 from orchestrator.head.connect.way import Way
 
@@ -178,7 +178,9 @@ def no_way_on(destination: Destination, error: Exception) -> NodeError:
 # -- the login --------------------------------------------------------------------------------
 
 
-def prepared(destination: Destination, gateway: fabric.Connection | bool) -> fabric.Connection:
+def prepare_connection(
+    destination: Destination, gateway: fabric.Connection | bool
+) -> fabric.Connection:
     """Return an unopened fabric connection with the login of ssh_config and the known keys."""
     lines = known_hosts.lines_about(destination)
     if not lines:
@@ -227,7 +229,7 @@ def log_in(
 ) -> FabricConnection:
     """Connect, check the host's key, and log in with the user's keys."""
     gateway = False if through is None else through.fabric
-    connection, seconds = prepared(destination, gateway), left(deadline)
+    connection, seconds = prepare_connection(destination, gateway), seconds_left(deadline)
     limits = ("timeout", "banner_timeout", "auth_timeout", "channel_timeout")
     connection.connect_kwargs.update(dict.fromkeys(limits, seconds))
     try:
@@ -429,10 +431,10 @@ def refused(
         if isinstance(source, InMemoryPrivateKey):
             return NeedsSsh(f"it hung up on the key {label_of(source)} ({problem})")
         return Dropped(str(problem) or "end of file")
-    return denied(destination, tried, len(results), keys.unusable)
+    return denied_error(destination, tried, len(results), keys.unusable)
 
 
-def denied(
+def denied_error(
     destination: Destination,
     tried: Sequence[str],
     count: int,

@@ -72,7 +72,7 @@ class Answering(Protocol):
     def channel(self) -> NodeChannel: ...
 
 
-def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | OrchestratorError]:
+def map_parallel(items: Sequence[T], work: Callable[[T], R]) -> list[R | OrchestratorError]:
     """Run work(item) for all items in parallel; return each result or error, in order."""
     results: list[R | OrchestratorError | None] = [None] * len(items)
     crashes: list[BaseException] = []
@@ -88,7 +88,7 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
         except BaseException as error:  # noqa: BLE001
             crashes.append(error)
 
-    begun = [start(partial(run, index, item)) for index, item in enumerate(items)]
+    begun = [start_thread(partial(run, index, item)) for index, item in enumerate(items)]
     for thread in begun:
         # Ctrl-C leaves at once; the connections close with the process.
         thread.join()
@@ -97,7 +97,7 @@ def everywhere(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchestra
     return cast("list[R | OrchestratorError]", results)
 
 
-def start(work: Callable[[], object]) -> threading.Thread:
+def start_thread(work: Callable[[], object]) -> threading.Thread:
     """Start work in a daemon thread."""
     thread = threading.Thread(target=work, daemon=True)
     try:
@@ -107,7 +107,7 @@ def start(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def ask(
+def ask_nodes(
     reached: Sequence[Answering], requests: Sequence[Request[A]], timeout: float
 ) -> list[A | OrchestratorError]:
     """Send each node its own request; return each answer or error, in order."""
@@ -145,5 +145,5 @@ def ask_all(
     reached: Sequence[Reached], requests: Sequence[Request[A]], timeout: float, then: str
 ) -> list[A]:
     """Send each node its own request; return the answers, or raise one error for all failures."""
-    answers = ask(reached, requests, timeout)
+    answers = ask_nodes(reached, requests, timeout)
     return failures.all_or_table([node.node for node in reached], answers, then)

@@ -176,7 +176,7 @@ class SshSession(ProcessChannel):
         return -1 if code == FAILED else code
 
 
-def reach(
+def ssh_connection(
     destination: Destination,
     file: Path | None,
     timeout: float,

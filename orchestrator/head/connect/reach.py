@@ -57,31 +57,31 @@ def open_channel(connection: Connection, node: Login, timeout: float) -> NodeCha
     return channel
 
 
-def serving(ssh: Transport, node: Login) -> NodeChannel:
+def open_serving_channel(ssh: Transport, node: Login) -> NodeChannel:
     """Open a new connection to a node, and start the node server there."""
     log.debug("%s: connecting", node.host)
     return open_channel(ssh.connect(node), node, ssh.timeout)
 
 
-def attending(ssh: Transport, node: Login) -> NodeChannel:
+def open_attending_channel(ssh: Transport, node: Login) -> NodeChannel:
     """Open a channel for commands that start no ranks (status, stop, fetch).
 
     Such commands must not fail because the node's environment was removed, renamed, or is on a disk
     that hangs. If it cannot be activated, the node server starts without it.
     """
     try:
-        return serving(ssh, node)
+        return open_serving_channel(ssh, node)
     except NotActive as error:
         try:
-            return serving(ssh, replace(node, activate=None))
+            return open_serving_channel(ssh, replace(node, activate=None))
         except NodeError:
             raise error from None
 
 
 @contextmanager
 def for_now(ssh: Transport, node: Login) -> Iterator[NodeChannel]:
-    """Open a channel as attending() does, and close its connection at the end of the block."""
-    channel = attending(ssh, node)
+    """Open a channel as open_attending_channel() does; close its connection after the block."""
+    channel = open_attending_channel(ssh, node)
     try:
         yield channel
     finally:
@@ -104,7 +104,7 @@ def ask_once(ssh: Transport, node: Login, request: Request[A], timeout: float) -
         return channel.ask(request, timeout)
 
 
-def reach(ssh: Transport, node: Node, request: Probe) -> Reached:
+def reach_node(ssh: Transport, node: Node, request: Probe) -> Reached:
     """Connect to a node, start the server there and return it with its facts."""
     begun = time.time()
     log.debug("%s: connecting", node.host)

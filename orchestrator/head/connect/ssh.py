@@ -19,9 +19,9 @@ from orchestrator.head.connect.ssh_config import (
     Destination,
     Login,
     SshConfig,
-    loop,
+    loop_error,
 )
-from orchestrator.head.connect.transport import Connection, Dropped, NeedsSsh, left
+from orchestrator.head.connect.transport import Connection, Dropped, NeedsSsh, seconds_left
 from orchestrator.head.connect.way import Here, Way
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ class SshTransport:
         )
         defaults = self.config.defaults() if settings else {}
         lines = known_hosts.lines_about(destination)
-        chosen = way.choose(settings, defaults, lines, here)
+        chosen = way.choose_way(settings, defaults, lines, here)
         if chosen.by_ssh or not destination.jump:
             return chosen
         if hops == MOST_HOPS:
-            raise loop(destination.jump)
+            raise loop_error(destination.jump)
         hop = self.config.last_hop(destination.jump)
         before = self.way_to(hop, hops + 1)
         return Way("ssh", f"its jump host {hop.host}: {before.why}") if before.by_ssh else chosen
@@ -91,7 +91,9 @@ class SshTransport:
         error: NodeError | None = None,
     ) -> Connection:
         file = self.config.file
-        return openssh.reach(destination, file, timeout, chosen, strict=self.strict, error=error)
+        return openssh.ssh_connection(
+            destination, file, timeout, chosen, strict=self.strict, error=error
+        )
 
     def _by_fabric(
         self,
@@ -148,7 +150,7 @@ class SshTransport:
         """Return the connection to a jump host, opened by the first thread that needs it."""
         hop = self.config.last_hop(destination.jump)
         if hop in (destination, *behind):
-            raise loop(destination.jump)
+            raise loop_error(destination.jump)
         with self._changing:
             future = self._gateways.get(hop)
             ended = future is not None and future.done()
@@ -160,14 +162,14 @@ class SshTransport:
         try:
             if ours:
                 try:
-                    seconds = left(deadline)
+                    seconds = seconds_left(deadline)
                     chosen = Way("fabric", "a jump host")
                     way_on = (destination, *behind)
                     future.set_result(self._by_fabric(hop, seconds, chosen, way_on))
                 # result() raises it in each thread.
                 except BaseException as error:  # noqa: BLE001
                     future.set_exception(error)
-            return future.result(left(deadline))
+            return future.result(seconds_left(deadline))
         except FutureTimeout:
             raise NodeError(f"its jump host {hop.host} does not answer") from None
         except NodeError as error:

@@ -98,7 +98,7 @@ class SshConfig:
     ) -> Destination:
         """Return the Destination for a host; a `jump` overrides the ProxyJump of the file."""
         if not _same_for_all(self.file):
-            return _destination(host, user, port, ask(self.file, host, user, port, jump))
+            return _destination(host, user, port, ask_ssh(self.file, host, user, port, jump))
         # All threads share one call of `ssh -G`.
         with _asking:
             settings = _ask_once(self.file)
@@ -132,10 +132,10 @@ _asking = threading.Lock()
 
 @functools.cache
 def _ask_once(file: Path | None) -> Settings:
-    return ask(file, "any-host")
+    return ask_ssh(file, "any-host")
 
 
-def ask(
+def ask_ssh(
     file: Path | None,
     host: str,
     user: str | None = None,
@@ -159,7 +159,7 @@ def ask(
         command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False
     )
     if "jumphost loop" in done.stderr:
-        raise loop(done.stderr.strip())
+        raise loop_error(done.stderr.strip())
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if ": terminating, " not in line]
         unknown = "Bad configuration option" in done.stderr
@@ -174,7 +174,7 @@ def ask(
     return settings
 
 
-def loop(jump: str) -> UsageError:
+def loop_error(jump: str) -> UsageError:
     """Return the error for a ProxyJump that leads back to the same machine."""
     return UsageError(
         f"the ProxyJump of your ssh_config leads back to the same machine ({jump})",

@@ -69,7 +69,7 @@ class Transport(Protocol):
     def connect(self, node: Login, timeout: float | None = None) -> Connection: ...
 
 
-def left(deadline: float) -> float:
+def seconds_left(deadline: float) -> float:
     return max(0.05, deadline - time.monotonic())
 
 

@@ -75,7 +75,9 @@ class Here:
     certificate: str = ""
 
 
-def choose(settings: Settings, defaults: Settings, known: Sequence[KnownLine], here: Here) -> Way:
+def choose_way(
+    settings: Settings, defaults: Settings, known: Sequence[KnownLine], here: Here
+) -> Way:
     """Return the Way to a host with these settings and these lines of known_hosts."""
     if not here.has_ssh:
         return Way("fabric", "no ssh program is installed here")

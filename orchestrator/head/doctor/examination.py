@@ -131,7 +131,7 @@ def find_addresses(
 ) -> tuple[dict[str, NodeAddress], tuple[str, str] | None]:
     """Return every node's address in the job's network, or no address and (what, fix)."""
     try:
-        addresses = node_addresses.find(nodes) if nodes else []
+        addresses = node_addresses.find_addresses(nodes) if nodes else []
     except CheckFailed as error:
         return {}, (error.what, error.fix)
     return {node.name: address for node, address in zip(nodes, addresses, strict=True)}, None

@@ -30,8 +30,8 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import complain, say
 from orchestrator.head.screen.progress import ProgressBar, counted_work
-from orchestrator.head.start.nodes import Nodes, settled, try_all
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.nodes import Nodes, settle_node, try_all
+from orchestrator.head.start.request import resolve_request
 from orchestrator.head.transfer.send import first_failed, send_to_all
 from orchestrator.head.transfer.tree import of_files
 from orchestrator.protocol.requests.environments import (
@@ -75,7 +75,7 @@ def bootstrap_nodes(
 ) -> int:
     """Build the environment on all reachable nodes, report the others; return the exit code."""
     sources = wheels.read_requirements(words, find_links, index=index)
-    nodes = try_all(resolve(arguments), without_environment)
+    nodes = try_all(resolve_request(arguments), without_environment)
     made = make_environments(nodes.reached, sources, name)
     remember(nodes, made)
     lost = [BuildOutcome(node.name, problem=str(error), lost=True) for node, error in nodes.lost]
@@ -89,7 +89,7 @@ def bootstrap_nodes(
 
 def without_environment(node: Node, launch: Launch) -> Node:
     """Return a node without its venv or bootstrap activation, which may not exist yet."""
-    node = settled(node, launch)
+    node = settle_node(node, launch)
     ours = (node.activate or "").startswith(("bootstrap", "venv:"))
     return replace(node, activate=None) if ours else node
 
@@ -126,13 +126,15 @@ def make_environments(
     reached: Sequence[Reached], sources: Requirements, name: str = ""
 ) -> list[BuildOutcome]:
     """Build the environment on nodes without a complete one; return all outcomes, in order."""
-    machines = fleet.ask(reached, [LookAtEnvironment(key=NO_KEY)] * len(reached), ANSWER_SECONDS)
+    machines = fleet.ask_nodes(
+        reached, [LookAtEnvironment(key=NO_KEY)] * len(reached), ANSWER_SECONDS
+    )
     kinds = [
         state if isinstance(state, OrchestratorError) else kind_of(state) for state in machines
     ]
     known = [(node, k) for node, k in zip(reached, kinds, strict=True) if isinstance(k, Kind)]
     looks = [LookAtEnvironment(key=kind.key(sources), name=name) for _, kind in known]
-    found = fleet.ask([node for node, _ in known], looks, ANSWER_SECONDS)
+    found = fleet.ask_nodes([node for node, _ in known], looks, ANSWER_SECONDS)
     outcomes = [
         lost(node, kind)
         for node, kind in zip(reached, kinds, strict=True)
@@ -198,7 +200,7 @@ def make_alike(
         return BuildOutcome(node.node.name, path, packages, True, seconds, progress.problem)
 
     with counted_work("installing", build, members) as counting:
-        results = fleet.everywhere(members, counting)
+        results = fleet.map_parallel(members, counting)
     return [
         lost(node, result) if isinstance(result, OrchestratorError) else result
         for node, result in zip(nodes, results, strict=True)

@@ -25,7 +25,7 @@ from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.hiding import redacted_text
 from orchestrator.head.screen.output import say
-from orchestrator.head.transfer.scan import cache as index_cache
+from orchestrator.head.transfer.scan import cache_directory
 
 LOCK = "uv.lock"
 NAMES = (LOCK, "requirements.txt", "pyproject.toml")
@@ -105,7 +105,7 @@ def written(words: Sequence[str]) -> Path:
         lines.append(f"-r {place}" if is_file(word) else place)
     text = "".join(f"{line}\n" for line in sorted(set(lines)))
     name = hashlib.sha256(text.encode()).hexdigest()[:16]
-    file = cache() / "words" / name / "requirements.txt"
+    file = environments_cache() / "words" / name / "requirements.txt"
     file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     files.replace_file(file, text)
     return file
@@ -120,8 +120,8 @@ def included(file: Path, seen: frozenset[Path]) -> bytes:
     return text
 
 
-def cache() -> Path:
-    return index_cache() / "environments"
+def environments_cache() -> Path:
+    return cache_directory() / "environments"
 
 
 # -- kinds of nodes --------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def download(sources: Requirements, into: Path, what: str, *words: str) -> None:
 def wheels_for(kind: Kind, sources: Requirements) -> Path:
     """Return the directory of the wheels for a kind of node; download them if it is missing."""
     name = f"{kind.key(sources)}-{kind.libc.replace(' ', '-')}"
-    directory = cache() / "wheels" / name
+    directory = environments_cache() / "wheels" / name
     if directory.is_dir():
         return directory
     say(f"{kind}: downloads {sources.title}")

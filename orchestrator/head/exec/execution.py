@@ -313,7 +313,7 @@ class Execution:
         lines = [self.line_of(session.node) for session in self.sessions]
         fleet.need_room_for(self.sessions)
         pairs = list(zip(self.sessions, lines, strict=True))
-        results = fleet.everywhere(pairs, lambda pair: self._run_session(*pair))
+        results = fleet.map_parallel(pairs, lambda pair: self._run_session(*pair))
         return [
             ExecOutcome(session.node, problem=result.what, fix=result.fix, lost=True)
             if isinstance(result, OrchestratorError)
@@ -329,7 +329,7 @@ class Execution:
         assert session.channel is not None
         channel = session.channel
         out, err = (Prologue(self.sink_of(session.node, errors)) for errors in (False, True))
-        complaints = fleet.start(lambda: receive(channel.recv_stderr, err))
+        complaints = fleet.start_thread(lambda: receive(channel.recv_stderr, err))
         try:
             if receive(channel.recv, out, until_it_begins=True):
                 session.begin(self.limit)

@@ -22,7 +22,7 @@ from orchestrator.records.outcome import JobVerdict
 log = logging.getLogger(__name__)
 
 
-def conclude(
+def conclude_attempt(
     job: FollowedJob, scheduler: Callable[[JobRecord], str], *, stopped: bool
 ) -> JobRecord:
     """Return the record with the attempt's outcome and cause, and the decision on a restart.
@@ -38,7 +38,7 @@ def conclude(
     if state == "stopped":
         reason = next((node.ended.why for node in job.nodes if node.ended and node.ended.why), "")
         reason = scheduler(job.record) or reason or verdict.STOPPED_BY_USER
-        cause = verdict.stopped(reason, now)
+        cause = verdict.stopped_verdict(reason, now)
     elif state != "done":
         cause = cause_of(job)
     record = replace(job.current_record(), state=state, exit_code=code, ended=now, verdict=cause)
@@ -52,7 +52,7 @@ def after_attempt(experiment: Experiment, record: JobRecord, *, stopped: bool = 
         return record
     outputs = experiment.path / "outputs"
     steps = step_reached(outputs), step_reached(trainers.printed_metrics_directory(outputs))
-    record = restarts.after(record, restarts.ended(record, *steps), stopped=stopped)
+    record = restarts.record_after(record, restarts.ended_attempt(record, *steps), stopped=stopped)
     log.info("another attempt: %s (%s)", record.goes_on, record.attempts[-1].why)
     return record
 
@@ -90,11 +90,11 @@ def cause_of(job: FollowedJob) -> JobVerdict | None:
         for rank, stacks in node.stuck.items()
         if rank in node.record.numbers
     ]
-    if found := hang.missed(stuck):
+    if found := hang.missed_rank(stuck):
         who, words = found
         late = job.nodes[who.node].failure(0.0, "hang", words, who.rank)
         failures = verdict.of_late(failures, replace(late, fix=failure_kinds.LATE_FIX))
-    cause = verdict.conclude(failures, bad)
+    cause = verdict.conclude_verdict(failures, bad)
     if cause is None:
         return None
     return replace(cause, fix=manifest.not_sent(job.experiment, cause.message) or cause.fix)

@@ -402,7 +402,7 @@ def fix_of(kind: str, message: str = "") -> str:
     return KINDS.get(kind, KINDS["exception"])[1]
 
 
-def title(kind: str) -> str:
+def title_of(kind: str) -> str:
     return KINDS.get(kind, (kind, ""))[0]
 
 

@@ -54,7 +54,7 @@ Notice = dict[str, Any]
 # -- the commands -------------------------------------------------------------------------------
 
 
-def checked(commands: Sequence[str]) -> tuple[str, ...]:
+def check_commands(commands: Sequence[str]) -> tuple[str, ...]:
     """Return the commands without duplicates; raise UsageError for an empty or outdated one."""
     for command in map(str.strip, commands):
         if not command or "\0" in command:
@@ -67,7 +67,7 @@ def checked(commands: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(map(str.strip, commands)))
 
 
-def shown(command: str) -> str:
+def shown_command(command: str) -> str:
     """Return the command with its arguments redacted, as they may be secret."""
     program, _, arguments = command.partition(" ")
     if not PROGRAM.fullmatch(program):
@@ -75,12 +75,12 @@ def shown(command: str) -> str:
     return f"{program} {REDACTED}" if arguments else program
 
 
-def secrets(commands: Sequence[str]) -> list[str]:
+def secret_commands(commands: Sequence[str]) -> list[str]:
     """Return the commands that no record may show in full."""
-    return [command for command in commands if shown(command) != command]
+    return [command for command in commands if shown_command(command) != command]
 
 
-def kept(experiment: Experiment) -> tuple[str, ...]:
+def kept_commands(experiment: Experiment) -> tuple[str, ...]:
     """Return the commands of a job; raise UsageError if another login may have written them."""
     path = experiment.path / NOTIFY
     try:
@@ -88,7 +88,7 @@ def kept(experiment: Experiment) -> tuple[str, ...]:
             status, text = os.fstat(file.fileno()), file.read(LARGEST_BYTES)
         if status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise UsageError(f"{path} can be written by another login, and is not used")
-        return checked(json.loads(text))
+        return check_commands(json.loads(text))
     except FileNotFoundError:
         return ()
     except OSError as error:
@@ -102,7 +102,7 @@ def notifier_of(experiment: Experiment, record: JobRecord) -> Notifier:
     commands: tuple[str, ...] = ()
     if record.launch.notify and not any(node.index for node in record.nodes[:1]):
         try:
-            commands = kept(experiment)
+            commands = kept_commands(experiment)
         except UsageError as error:
             say(f"no command is notified: {error.what}")
     return Notifier(commands, manifest.working_tree(experiment) if commands else "")
@@ -118,12 +118,12 @@ class Notifier:
         self.notices: queue.SimpleQueue[Notice | None] = queue.SimpleQueue()
         # The first problem by command; an empty string once it was reported.
         self.problems: dict[str, str] = {}
-        self.thread = fleet.start(self.run) if commands else None
+        self.thread = fleet.start_thread(self.run) if commands else None
 
     def run(self) -> None:
         while (notice := self.notices.get()) is not None:
             try:
-                problems = fleet.everywhere(self.commands, partial(run_command, notice=notice))
+                problems = fleet.map_parallel(self.commands, partial(run_command, notice=notice))
             except OSError as error:
                 problems = [error.strerror or type(error).__name__] * len(self.commands)
             for words, problem in zip(self.commands, problems, strict=True):
@@ -140,7 +140,7 @@ class Notifier:
         for words, problem in list(self.problems.items()):
             if problem:
                 self.problems[words] = ""
-                say(f"--notify {shown(words)}: {problem}; this is said once")
+                say(f"--notify {shown_command(words)}: {problem}; this is said once")
 
     def close(self, seconds: float = LAST_SECONDS) -> None:
         """Wait up to `seconds` for running commands, then report problems."""

@@ -231,7 +231,7 @@ class Reports:
         if loss is None or self.has_other_heads:
             return
         self.job.failures.append(loss)
-        if not event.gone and verdict.cause(self.job.failures) is loss:
+        if not event.gone and verdict.find_cause(self.job.failures) is loss:
             self.job.end.outcome = Outcome.LOST
 
     def ended_elsewhere(self, node: NodeState, event: events.Ending) -> None:

@@ -65,14 +65,14 @@ class Decision:
     verdict: JobVerdict | None
 
 
-def bounds(record: JobRecord) -> tuple[int, int]:
+def node_bounds(record: JobRecord) -> tuple[int, int]:
     """Return the least and the most nodes that the job may have."""
     count = len(record.attempts[0].nodes if record.attempts else record.nodes)
     least, most = record.launch.node_counts or (count, count)
     return min(least, count), most
 
 
-def against(record: JobRecord, node: NodeRecord) -> str:
+def failures_of_node(record: JobRecord, node: NodeRecord) -> str:
     """Return what earlier attempts say against a node as a clause after its name, else ""."""
     for attempt in record.latest:
         verdict = attempt.verdict or JobVerdict()
@@ -89,13 +89,13 @@ def against(record: JobRecord, node: NodeRecord) -> str:
     return f"was named as the cause of {blamed} failures" if blamed >= MOST_FAILURES else ""
 
 
-def after(record: JobRecord, attempt: Attempt, *, stopped: bool = False) -> JobRecord:
+def record_after(record: JobRecord, attempt: Attempt, *, stopped: bool = False) -> JobRecord:
     """Return the record with this latest attempt and the decision on the next one.
 
     `stopped`: the user has stopped the job.
     """
     attempts = [*record.attempts, attempt]
-    decision = decide(attempts, record.launch.max_restarts, spares=bool(record.spares))
+    decision = decide_restart(attempts, record.launch.max_restarts, spares=bool(record.spares))
     if stopped:
         decision = Decision(restart=False, why="the user stopped it", verdict=record.verdict)
     attempts[-1] = replace(attempt, restarted=decision.restart, why=decision.why)
@@ -107,7 +107,7 @@ def after(record: JobRecord, attempt: Attempt, *, stopped: bool = False) -> JobR
 # -- how an attempt ended ---------------------------------------------------------------------
 
 
-def ended(record: JobRecord, step: int | None, printed: int | None) -> Attempt:
+def ended_attempt(record: JobRecord, step: int | None, printed: int | None) -> Attempt:
     """Return the ended attempt of this record, with its last measured and printed steps."""
     codes = (rank.code for node in record.nodes for rank in node.ranks.values())
     earlier = record.attempts
@@ -142,7 +142,7 @@ def seconds_of_ranks(record: JobRecord) -> float:
 # -- what follows a failure -------------------------------------------------------------------
 
 
-def decide(attempts: Sequence[Attempt], allowed: int, *, spares: bool = False) -> Decision:
+def decide_restart(attempts: Sequence[Attempt], allowed: int, *, spares: bool = False) -> Decision:
     """Return the decision after the last of these attempts, with `allowed` restarts in all.
 
     `spares`: True if spare nodes stand by.
@@ -164,16 +164,16 @@ def decide(attempts: Sequence[Attempt], allowed: int, *, spares: bool = False) -
     idle = without_progress(attempts)
     if len(idle) >= MOST_IDLE:
         first = idle[0]
-        others = [one for one in idle if because(one) != because(first)]
+        others = [one for one in idle if restart_reason(one) != restart_reason(first)]
         parts = [
             f"{len(idle)} attempts in a row got nowhere",
             f"the cause is that of attempt {first.number}",
-            *(f"attempt {other.number}: {because(other)}" for other in others),
+            *(f"attempt {other.number}: {restart_reason(other)}" for other in others),
         ]
         return end("; ".join(parts), first.verdict)
     if len(attempts) > allowed:
         return end(f"all {allowed} restarts are used up" if allowed > 1 else "its restart is used")
-    return Decision(True, because(last), None)
+    return Decision(True, restart_reason(last), None)
 
 
 def kind_of(attempt: Attempt) -> str:
@@ -185,7 +185,7 @@ def is_passing(attempt: Attempt) -> bool:
     return attempt.state == "lost" or attempt.never_began or kind_of(attempt) in PASSING
 
 
-def because(attempt: Attempt) -> str:
+def restart_reason(attempt: Attempt) -> str:
     """Return a short reason for the line between two attempts."""
     verdict = attempt.verdict or JobVerdict()
     what = PASSING.get(kind_of(attempt), "a rank failed")

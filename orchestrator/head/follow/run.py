@@ -283,7 +283,7 @@ class Run:
         return (self.out_of_time or self.taken_back) and self.record.state == "stopped"
 
     def conclude(self) -> None:
-        self.job.record = conclusion.conclude(
+        self.job.record = conclusion.conclude_attempt(
             self.job,
             self.backend.why_terminated if self.terminated else lambda _: "",
             stopped=bool(self.interrupts),

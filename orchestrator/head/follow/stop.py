@@ -41,7 +41,7 @@ def stop_job(
 
     log.info("stops job %s on %d nodes; grace %g s", record.job, len(nodes), grace)
     started = time.monotonic()
-    results = fleet.everywhere(nodes, stop)
+    results = fleet.map_parallel(nodes, stop)
     proofs = receipts_of([node.name for node in nodes], results, started, record.job)
     then = "then `orchestrator stop` again proves it"
     return [
@@ -68,7 +68,7 @@ def stop_everything(
     order = StopAll(why=why, grace=0.0, wait=wait, all_users=all_users, only_show=only_show)
 
     started = time.monotonic()
-    results = fleet.everywhere(nodes, lambda node: ask_once(ssh, node, order, 3 * wait).receipts)
+    results = fleet.map_parallel(nodes, lambda node: ask_once(ssh, node, order, 3 * wait).receipts)
     if only_show:
         # A machine that is listed under several names reports the same part under each.
         seen: set[tuple[str, str, int]] = set()
@@ -107,11 +107,13 @@ def to_text(receipts: Sequence[Receipt]) -> str:
     if len(receipts) > failures.MANY:
         longest = max(receipt.took for receipt in receipts)
         receipts = [receipt.replace(took=longest) for receipt in receipts]
-    lines = failures.failure_lines((each.node, described(each), each.fix) for each in receipts)
+    lines = failures.failure_lines(
+        (each.node, describe_receipt(each), each.fix) for each in receipts
+    )
     return "\n".join(lines or ["no job runs on these nodes"])
 
 
-def preview(receipts: Sequence[Receipt], experiments: Path) -> str:
+def preview_stop(receipts: Sequence[Receipt], experiments: Path) -> str:
     """Return the text on which jobs an emergency stop would end, with their nodes and users."""
     lost = [receipt for receipt in receipts if receipt.error]
     lines = failures.failure_lines((r.node, f"cannot be asked: {r.error}", r.fix) for r in lost)
@@ -146,7 +148,7 @@ def processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
-def described(receipt: Receipt) -> str:
+def describe_receipt(receipt: Receipt) -> str:
     if receipt.error:
         return f"NOT ENDED: {receipt.error}"
     whose = f"{receipt.user}'s {receipt.job}" if receipt.user else receipt.job
@@ -190,7 +192,7 @@ def never_began(receipt: Receipt, node: NodeRecord | None) -> bool:
     return node.state == NOT_STARTED or (node.in_doubt and same)
 
 
-def conclude(experiment: Experiment, receipts: list[Receipt]) -> tuple[list[Receipt], str]:
+def conclude_stop(experiment: Experiment, receipts: list[Receipt]) -> tuple[list[Receipt], str]:
     """Write the receipts to job.json, and the end of a job that no head follows.
 
     Returns the receipts, corrected by the job's record, and the reason why they could not be
@@ -216,7 +218,7 @@ def conclude(experiment: Experiment, receipts: list[Receipt]) -> tuple[list[Rece
             state="stopped",
             exit_code=EXIT_STOPPED,
             ended=now,
-            verdict=verdict.stopped("orchestrator stop", now),
+            verdict=verdict.stopped_verdict("orchestrator stop", now),
         )
     try:
         experiment.write_record(record)

@@ -283,7 +283,7 @@ def users_line(trace: str, *, innermost_first: bool = False) -> str:
 # -- of all failures --------------------------------------------------------------------------
 
 
-def cause(failures: Sequence[Failure]) -> Failure | None:
+def find_cause(failures: Sequence[Failure]) -> Failure | None:
     """Return the earliest failure nearest to the cause, or the first reported one if alike."""
     # A rank that ended early without an error explains only failures of ranks that lost their
     # connection to it. On a busy machine its end may be seen long after the connections closed.
@@ -360,9 +360,9 @@ def is_of_ranks(failure: Failure) -> bool:
     return bool(broken and re.search(failure_kinds.DISTRIBUTED, text))
 
 
-def conclude(failures: Sequence[Failure], ended_badly: int) -> JobVerdict | None:
+def conclude_verdict(failures: Sequence[Failure], ended_badly: int) -> JobVerdict | None:
     """Return the verdict for job.json: the cause, ranks that failed alike, and consequences."""
-    first = cause(failures)
+    first = find_cause(failures)
     if first is None:
         return None
     if first.distance == LEFT and is_of_ranks(first):
@@ -398,7 +398,7 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> JobVerdict | None
         of_first["fix"] = f"fix {line[1]}"
     return JobVerdict(
         **of_first,
-        title=failure_kinds.title(first.kind),
+        title=failure_kinds.title_of(first.kind),
         same=tuple(sorted(f.rank for f in same if f.rank is not None)),
         also=tuple(
             OtherFailure(f.rank, f.node, printable_text(first_line(f.message))) for f in also
@@ -407,7 +407,7 @@ def conclude(failures: Sequence[Failure], ended_badly: int) -> JobVerdict | None
     )
 
 
-def stopped(reason: str, time: float) -> JobVerdict:
+def stopped_verdict(reason: str, time: float) -> JobVerdict:
     return _without_a_node("stopped", reason, time)
 
 
@@ -425,7 +425,7 @@ def not_started(
 
 
 def _without_a_node(kind: str, message: str, time: float) -> JobVerdict:
-    title, fix = failure_kinds.title(kind), failure_kinds.fix_of(kind)
+    title, fix = failure_kinds.title_of(kind), failure_kinds.fix_of(kind)
     return JobVerdict(time=time, kind=kind, message=message, title=title, fix=fix)
 
 
@@ -455,7 +455,7 @@ def to_lines(verdict: JobVerdict, logs: str = "", paint: Paint = lambda text, _:
     )
 
 
-def excerpt(lines: Sequence[str], most: int) -> list[str]:
+def excerpt_of(lines: Sequence[str], most: int) -> list[str]:
     """Return the `most` lines that say most of a traceback or of a rank's last output."""
     lines = [line for line in lines if not MARKS.fullmatch(line)]
     if len(lines) <= most:

@@ -16,7 +16,7 @@ from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Column, Table
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.head.start.request import LaunchRequest
-from orchestrator.head.start.selection import diagnose, fabric_of
+from orchestrator.head.start.selection import diagnose_job, fabric_of
 
 HEADER = (
     "# Written by `orchestrator init`. One machine a line, the master first. # keeps one out.\n"
@@ -70,7 +70,7 @@ def reached_machines(
     request: LaunchRequest, nodes: Nodes, wanted: Sequence[Node]
 ) -> list[SeenMachine]:
     """Return the machines that were reached; `wanted` has their nodes as they will be written."""
-    addresses = diagnose(request, nodes, full=False).case.addresses
+    addresses = diagnose_job(request, nodes, full=False).case.addresses
     cards = CARDS.get(fabric_of(request, nodes))
     checkups = examine_nodes(nodes.reached, "gpus")
     found = []

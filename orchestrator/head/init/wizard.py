@@ -28,7 +28,7 @@ from orchestrator.head.nodes.node_list import Node, parse_nodes, read_nodes
 from orchestrator.head.screen import failures, output
 from orchestrator.head.screen.output import say
 from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_these
-from orchestrator.head.start.request import LaunchRequest, resolve
+from orchestrator.head.start.request import LaunchRequest, resolve_request
 
 UNASKED = "name the machines: orchestrator init gpu1 gpu2 --yes"
 PACKAGES = ("torch", "numpy")
@@ -42,7 +42,7 @@ def make_node_list(arguments: LaunchArguments, hosts: Sequence[str], *, yes: boo
         say(f"{output.short_path(path)} stays as it is: `orchestrator doctor` checks its machines")
         return EXIT_DONE
     config = SshConfig(arguments.where.ssh_config)
-    request = resolve(arguments)
+    request = resolve_request(arguments)
     wanted = parse_nodes("\n".join(hosts), "the command line") if hosts else choose(config, asks)
     given = {key: value for key, value in arguments.launch.items() if key in machines.OPTIONS}
     wanted = tuple(replace(node, **given) for node in wanted)

@@ -51,7 +51,7 @@ class Accelerate:
 # -- the file -------------------------------------------------------------------------------------
 
 
-def asked(start_with: str | None, file: Path | None, kind: str) -> Accelerate | None:
+def accelerate_options(start_with: str | None, file: Path | None, kind: str) -> Accelerate | None:
     """Return the options of --start-with accelerate or --accelerate-config, None without them."""
     if file is None and start_with != "accelerate":
         return None
@@ -66,7 +66,7 @@ def asked(start_with: str | None, file: Path | None, kind: str) -> Accelerate | 
 def read_file(file: Path) -> Accelerate:
     """Read a file of `accelerate config`; raise UsageError for wrong types of its keys.
 
-    planned() checks the values against the nodes.
+    plan_accelerate() checks the values against the nodes.
     """
     import yaml
 
@@ -88,13 +88,13 @@ def read_file(file: Path) -> Accelerate:
     return by
 
 
-def settle(launch: Launch, by: Accelerate) -> Launch:
+def settle_launch(launch: Launch, by: Accelerate) -> Launch:
     """Return the launch with plain start, and the file's port unless --master-port sets one."""
     port = launch.master_port or by.number("main_process_port") or None
     return replace(launch, start="plain", master_port=port)
 
 
-def counted(config: Config, by: Accelerate, nodes: Sequence[ProbedNode], nnodes: int) -> Config:
+def count_ranks(config: Config, by: Accelerate, nodes: Sequence[ProbedNode], nnodes: int) -> Config:
     """Return the config with the file's number of ranks if neither options nor nodes decide it."""
     world = by.number("num_processes", 1)
     silent = all(node.node.slots is None and not node.facts.gpus for node in nodes)
@@ -106,7 +106,7 @@ def counted(config: Config, by: Accelerate, nodes: Sequence[ProbedNode], nnodes:
 # -- the plan -------------------------------------------------------------------------------------
 
 
-def planned(
+def plan_accelerate(
     plan: Plan, by: Accelerate, nodes: Sequence[ProbedNode], agreed: Layout | None = None
 ) -> Plan:
     """Return the plan with accelerate in place of torchrun; raise if it does not fit the nodes."""

@@ -18,7 +18,7 @@ COMMON = (
 )
 
 
-def find(nodes: Sequence[ProbedNode]) -> list[NodeAddress]:
+def find_addresses(nodes: Sequence[ProbedNode]) -> list[NodeAddress]:
     """Return each node's address; the first node is the master, whose address all can reach."""
     master = master_address(nodes)
     addresses = [address_of(node, nodes[0], master) for node in nodes]

@@ -1,6 +1,6 @@
 """Format a plan as text or JSON: each node's command lines, ready to paste into a shell there.
 
-The plan is one from which redact.shown() has taken the secrets.
+The plan is one from which redact.redact_plan() has taken the secrets.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
         *([f"inside: {node.node.wrap}"] if node.node.wrap else []),
         *([f"with this active: {node.node.activate}"] if node.node.activate else []),
     ]
-    lines = [*map(comment, around), f"cd {quoted(node.workdir)}"]
+    lines = [*map(comment, around), f"cd {quote_word(node.workdir)}"]
     for name, text in node.files:
-        lines.append(f"cat > {quoted(name)} <<'END'\n{text}END")
+        lines.append(f"cat > {quote_word(name)} <<'END'\n{text}END")
     env = dict(node.env)
     python_path = ""
     kind = node.target.kind
@@ -39,15 +39,15 @@ def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
         script = script_path(node.target, node.workdir, node.library)
         first = node.library if kind == "engine" else posixpath.dirname(script)
         theirs = env.pop("PYTHONPATH", "")
-        rest = quoted(f":{theirs}") if theirs else '"${PYTHONPATH:+:$PYTHONPATH}"'
-        python_path = f"PYTHONPATH={quoted(first)}{rest}"
-    words = ["env", *(f"-u {quoted(name)}" for name in node.unset)]
-    words += [f"{quoted(name)}={quoted(value)}" for name, value in env.items()]
-    words += [python_path, " ".join(map(quoted, node.paste))]
+        rest = quote_word(f":{theirs}") if theirs else '"${PYTHONPATH:+:$PYTHONPATH}"'
+        python_path = f"PYTHONPATH={quote_word(first)}{rest}"
+    words = ["env", *(f"-u {quote_word(name)}" for name in node.unset)]
+    words += [f"{quote_word(name)}={quote_word(value)}" for name, value in env.items()]
+    words += [python_path, " ".join(map(quote_word, node.paste))]
     return [*lines, " \\\n  ".join(filter(None, words))]
 
 
-def quoted(word: str) -> str:
+def quote_word(word: str) -> str:
     """Return a word quoted for a shell; zsh would replace =eth0 by the path of a program eth0."""
     safe = shlex.quote(word)
     return f"'{word}'" if safe == word and word.startswith("=") else safe
@@ -102,7 +102,7 @@ TRANSPORTS = {
 }
 
 
-def explained(plan: Plan) -> str:
+def explain_plan(plan: Plan) -> str:
     rows = setting_rows(plan.nodes)
     lines = [
         f"{plural(len(plan.nodes), 'node')}, {plan.world_size} ranks, {plan.start} start, "

@@ -50,7 +50,7 @@ class Network:
     hints: tuple[str, ...]
 
 
-def make(
+def make_network(
     nodes: Sequence[ProbedNode],
     profile: str = "auto",
     theirs: frozenset[str] = frozenset(),
@@ -65,11 +65,11 @@ def make(
     """
     check_names(nodes)
     addresses = (
-        node_addresses.find(nodes)
+        node_addresses.find_addresses(nodes)
         if master is None
         else [node_addresses.address_of(node, node, master) for node in nodes]
     )
-    chosen = nccl_transport.choose(nodes, profile, theirs, hinted)
+    chosen = nccl_transport.choose_fabric(nodes, profile, theirs, hinted)
     settings = [
         node_settings(node, address, chosen, index, profile, is_master=first + index == 0)
         for index, (node, address) in enumerate(zip(nodes, addresses, strict=True))
@@ -184,10 +184,10 @@ def is_unmatched(variable: str, value: str, node: ProbedNode) -> bool:
     if variable in WHOLE_NAMES:
         names = {address.interface for address in node.facts.addresses}
         return any(word not in names for word in value.split(",") if word)
-    return variable == "NCCL_SOCKET_IFNAME" and unmatched(value, node)
+    return variable == "NCCL_SOCKET_IFNAME" and matches_no_interface(value, node)
 
 
-def unmatched(patterns: str, node: ProbedNode) -> bool:
+def matches_no_interface(patterns: str, node: ProbedNode) -> bool:
     """Return True if NCCL_SOCKET_IFNAME matches no interface of the node: NCCL then fails."""
     names = {address.interface for address in node.facts.addresses}
     reverse = patterns.startswith("^")
@@ -214,7 +214,7 @@ OF_THE_LAUNCH = {
 }
 
 
-def warnings(nodes: Iterable[tuple[ProbedNode, NodePlan]]) -> list[str]:
+def setting_warnings(nodes: Iterable[tuple[ProbedNode, NodePlan]]) -> list[str]:
     """Return warnings on settings of the user that match nothing on a node or have no effect."""
     found: dict[str, None] = {}
     for machine, node in nodes:

@@ -45,7 +45,7 @@ class Fabric:
     hints: tuple[str, ...] = ()
 
 
-def choose(
+def choose_fabric(
     nodes: Sequence[ProbedNode], profile: str, theirs: frozenset[str], hinted: frozenset[str]
 ) -> Fabric:
     nothing: tuple[tuple[EnvSetting, ...], ...] = ((),) * len(nodes)

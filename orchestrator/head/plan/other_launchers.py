@@ -37,7 +37,7 @@ SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 MOST_READ_BYTES = 1 << 20
 
 
-def refuse(program: Sequence[str]) -> None:
+def refuse_launchers(program: Sequence[str]) -> None:
     """Raise UsageError if the program starts ranks by itself, with the command to type instead."""
     if not program:
         return

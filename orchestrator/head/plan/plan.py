@@ -69,7 +69,7 @@ ENGINE = "orchestrator.engine.train"
 CALL = "orchestrator.node.job.ranks.run_function"
 
 
-def make(
+def plan_job(
     request: LaunchRequest,
     nodes: Sequence[ProbedNode],
     job: str,
@@ -91,7 +91,9 @@ def make(
         check_engine(config, layout.counts, nodes)
     first, master, hinted = layout.index, layout.master_ip or None, named_by_hook(request.hook)
     theirs = frozenset({*config.nccl.variables, *config.env, *(s.name for s in request.env)})
-    net = nccl_env.make(nodes, config.nccl.profile, theirs, hinted, master=master, first=first)
+    net = nccl_env.make_network(
+        nodes, config.nccl.profile, theirs, hinted, master=master, first=first
+    )
     layout = replace(
         layout,
         master=layout.master or net.addresses[0].address,

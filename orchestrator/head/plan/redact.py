@@ -31,7 +31,7 @@ SHOWN = re.compile(
 )
 
 
-def redacted(env: Mapping[str, str]) -> dict[str, str]:
+def redact_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables, with values redacted if name or value suggests a secret."""
     return {
         name: REDACTED if NAME.search(name) else redacted_text(value)
@@ -39,9 +39,12 @@ def redacted(env: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def listed(env: Mapping[str, str]) -> dict[str, str]:
+def listed_variables(env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables, with values shown only for names on the list."""
-    return {name: value if is_listed(name) else NOT_SHOWN for name, value in redacted(env).items()}
+    return {
+        name: value if is_listed(name) else NOT_SHOWN
+        for name, value in redact_variables(env).items()
+    }
 
 
 def is_listed(name: str) -> bool:
@@ -53,7 +56,7 @@ def looks_plain(name: str, value: str) -> bool:
     return is_listed(name) or value.startswith("/") or not is_no_word(value)
 
 
-def shown(plan: Plan) -> Plan:
+def redact_plan(plan: Plan) -> Plan:
     """Return the plan with all secrets redacted, also inside messages and other values."""
     settings = [setting for node in plan.nodes for setting in node.settings]
     return hide_secrets(
@@ -67,10 +70,10 @@ def value_of(setting: EnvSetting) -> str:
         return REDACTED
     if setting.why.startswith("--") and not looks_plain(setting.name, setting.value):
         return YOURS
-    return redacted({setting.name: setting.value})[setting.name]
+    return redact_variables({setting.name: setting.value})[setting.name]
 
 
-def settings(chosen: Sequence[EnvSetting]) -> dict[str, str]:
+def shown_settings(chosen: Sequence[EnvSetting]) -> dict[str, str]:
     """Return the effective values by name for display, redacted if they may be secrets."""
     # Later settings override earlier ones.
     values = {setting.name: value_of(setting) for setting in chosen}

@@ -305,7 +305,7 @@ def ask(
         return ask_once(transport, node, request(runs=tuple(runs)), seconds)
 
     answers, unreached = [], dict[Run, str]()
-    for (*_, runs), answer in zip(machines, fleet.everywhere(machines, ask_machine), strict=True):
+    for (*_, runs), answer in zip(machines, fleet.map_parallel(machines, ask_machine), strict=True):
         if isinstance(answer, OrchestratorError):
             unreached.update(dict.fromkeys(runs, answer.what))
         else:

@@ -156,7 +156,7 @@ class SlurmBackend(SshBackend):
         now = time.time()
         reason = f"Slurm's job {record.slurm_job} is {entry}"
         if entry.state == "CANCELLED":
-            conclusion, state, code = verdict.stopped(reason, now), "stopped", EXIT_STOPPED
+            conclusion, state, code = verdict.stopped_verdict(reason, now), "stopped", EXIT_STOPPED
         else:
             where = experiment.path / OUTPUT
             reason += (

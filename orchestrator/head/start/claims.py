@@ -89,7 +89,7 @@ class Hold:
     notes: tuple[str, ...] = ()
 
 
-def hold(wanted: Sequence[NodeClaim]) -> Hold:
+def hold_gpus(wanted: Sequence[NodeClaim]) -> Hold:
     """Hold the GPUs on all these nodes or on none; return what is missing per node.
 
     All nodes are asked at once. Launches that collide there all release what they have. Each then
@@ -189,13 +189,15 @@ def blocked(mine: ClaimEntry, state: LockTableState) -> str:
     return ""
 
 
-def obstacles(mine: ClaimEntry, states: Mapping[str, LockTableState], least: int) -> dict[str, str]:
+def find_obstacles(
+    mine: ClaimEntry, states: Mapping[str, LockTableState], least: int
+) -> dict[str, str]:
     """Return {} if enough nodes are ready for a launch, else the reason by the others' names."""
     reasons = {name: why for name, state in states.items() if (why := blocked(mine, state))}
     return reasons if len(states) - len(reasons) < least else {}
 
 
-def holders(state: LockTableState) -> str:
+def name_holders(state: LockTableState) -> str:
     """Return a clause that names the jobs which hold the GPUs, "" if enough are free."""
     some = [one for one in state.entries if one.keys]
     if state.free >= state.wants or not some:
@@ -219,7 +221,7 @@ class Disconnected(NodeError):
     """A waiting launch has lost the connection to a node."""
 
 
-def wait(
+def wait_for_turn(
     request: LaunchRequest,
     nodes: Nodes,
     reach: Callable[[], tuple[LaunchRequest, Nodes]],
@@ -281,8 +283,10 @@ class QueuePlace:
         """Return why the launch cannot start yet, "" if it is its turn."""
         if not self.entered:
             self.enter()
-        reasons = obstacles(self.entry, self.states, self.least)
-        return in_queue({name: why + holders(self.states[name]) for name, why in reasons.items()})
+        reasons = find_obstacles(self.entry, self.states, self.least)
+        return in_queue(
+            {name: why + name_holders(self.states[name]) for name, why in reasons.items()}
+        )
 
     def enter(self) -> None:
         """Add an entry to the queue of all nodes; raise if too few nodes could ever fit the job."""

@@ -149,7 +149,7 @@ def begin_scan(request: LaunchRequest) -> Scan:
         include=sync.include,
         exclude=sync.exclude,
         apart=(
-            *experiments(request),
+            *experiments_below(request),
             *(os.fsencode(name) for name in outputs(request) if not name.startswith("..")),
             *secret_files(request),
         ),
@@ -167,7 +167,7 @@ def is_of_user(request: LaunchRequest) -> bool:
     return request.payload is not None and request.directory in (Path("/"), Path.home())
 
 
-def experiments(request: LaunchRequest) -> Iterator[bytes]:
+def experiments_below(request: LaunchRequest) -> Iterator[bytes]:
     """Yield the relative paths of experiment directories below this directory."""
     here, root = request.directory, request.where.experiments.absolute()
     yield b"experiments"
@@ -246,7 +246,7 @@ def deliver(
     if changed := first_failed(results):
         raise was_changed(os.fsencode(changed))
     sent = all_of(wanted, results, total)
-    answers = fleet.ask(wanted, [question] * len(wanted), FILES_ANSWER_SECONDS)
+    answers = fleet.ask_nodes(wanted, [question] * len(wanted), FILES_ANSWER_SECONDS)
     checked = all_of(wanted, answers, total)
     refuse_strange(wanted, checked, beside)
     return checked, sent

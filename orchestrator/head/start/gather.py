@@ -12,12 +12,12 @@ from orchestrator.common import interrupt
 from orchestrator.common.errors import NodeError, OrchestratorError, StoppedEarly
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import serving
+from orchestrator.head.connect.reach import open_serving_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import restarts
 from orchestrator.head.screen.output import say
 from orchestrator.head.start import claims
-from orchestrator.head.start.selection import Candidate, Choice, choose
+from orchestrator.head.start.selection import Candidate, Choice, choose_candidates
 from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
 from orchestrator.protocol.timing import ANSWER_SECONDS, DEATH_SECONDS, HEAD_PATIENCE_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
@@ -100,7 +100,7 @@ class Gathering:
         gone takes a whole connect timeout.
         """
         record = self.record
-        least, most = restarts.bounds(record)
+        least, most = restarts.node_bounds(record)
         others = bool(record.spares) or least < len(record.nodes)
         self.answers.clear()
         self.ask_nodes(record.nodes, lost=not others)
@@ -109,12 +109,12 @@ class Gathering:
             self.ask_nodes(record.spares, lost=False)
         if len(record.nodes) < most:
             gone = [node for node in record.spares if node.state == "lost"]
-            fleet.start(partial(self.ask_nodes, gone, lost=True)).join(RETURN_SECONDS)
-        choice = choose(self.candidates(), least, most)
+            fleet.start_thread(partial(self.ask_nodes, gone, lost=True)).join(RETURN_SECONDS)
+        choice = choose_candidates(self.candidates(), least, most)
         resting = {one.name for one in self.candidates() if one.rests}
         if others and (choice.problem or resting & {*choice.nodes}):
             self.ask_nodes([*record.nodes, *record.spares], lost=True)
-            choice = choose(self.candidates(), least, most)
+            choice = choose_candidates(self.candidates(), least, most)
         silent = (isinstance(self.answers.get(node.name), NodeError) for node in record.nodes)
         if others and waited < AWAY_SECONDS and not choice.problem and any(silent):
             return Choice((), problem="a node may come back")
@@ -122,7 +122,7 @@ class Gathering:
 
     def ask_nodes(self, nodes: Sequence[NodeRecord], *, lost: bool) -> None:
         nodes = [node for node in nodes if lost or node.state != "lost"]
-        results = fleet.everywhere(nodes, self.examine)
+        results = fleet.map_parallel(nodes, self.examine)
         self.answers.update(zip((node.name for node in nodes), results, strict=True))
 
     def examine(self, node: NodeRecord) -> LivingRuns:
@@ -140,7 +140,7 @@ class Gathering:
         return self.open[node.name].ask(question, ANSWER_SECONDS)
 
     def reach(self, node: NodeRecord) -> NodeChannel:
-        return serving(self.transport, node)
+        return open_serving_channel(self.transport, node)
 
     def candidates(self) -> list[Candidate]:
         """Return the nodes of the last attempt as candidates, then the spares."""
@@ -150,7 +150,7 @@ class Gathering:
                 name=node.name,
                 place=places.get(node.name),
                 problem=self.problem(node),
-                rests=restarts.against(self.record, node),
+                rests=restarts.failures_of_node(self.record, node),
             )
             for node in (*self.record.nodes, *self.record.spares)
         ]
@@ -176,7 +176,7 @@ class Gathering:
             for name in names
         ]
         try:
-            missing = claims.hold(wanted).missing
+            missing = claims.hold_gpus(wanted).missing
         except NodeError as error:
             missing = dict.fromkeys(error.names, error.what)
         self.occupied.update(missing)

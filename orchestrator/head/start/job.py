@@ -152,7 +152,7 @@ class FollowSession:
         """Release the nodes if the job is over, close the channels and unlock the experiment."""
         channels = ending.run.channels if ending.run is not None else {}
         if ending.record.over and (channels or ending.record.spares):
-            release(ending.record, channels, self.transport)
+            release_job(ending.record, channels, self.transport)
         for channel in channels.values():
             channel.connection.close()
         self.experiment.unlock()
@@ -161,7 +161,9 @@ class FollowSession:
         return ending
 
 
-def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: Transport) -> None:
+def release_job(
+    record: JobRecord, channels: Mapping[int, NodeChannel], transport: Transport
+) -> None:
     """Remove the state that the job's attempts shared, on every node that they had.
 
     Lost nodes are asked as well, as one may be back. A node that stays away removes the state by
@@ -178,8 +180,8 @@ def release(record: JobRecord, channels: Mapping[int, NodeChannel], transport: T
         with contextlib.suppress(OrchestratorError), opened as channel:
             channel.ask(Release(job=job, node=part), ANSWER_SECONDS)
 
-    telling = fleet.start(partial(fleet.everywhere, away, tell))
-    fleet.everywhere([node for node in every if node not in away], tell)
+    telling = fleet.start_thread(partial(fleet.map_parallel, away, tell))
+    fleet.map_parallel([node for node in every if node not in away], tell)
     telling.join(AWAY_SECONDS)
 
 

@@ -25,7 +25,7 @@ from orchestrator.common.text import plural
 from orchestrator.config import resolved
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
-from orchestrator.head.connect.reach import Reached, serving
+from orchestrator.head.connect.reach import Reached, open_serving_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.conclusion import after_attempt
 from orchestrator.head.follow.streams.node_logs import open_logs
@@ -42,12 +42,12 @@ from orchestrator.head.start.gather import Gathered, Gathering, NotBack, refuse_
 from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_all
 from orchestrator.head.start.parts import (
     Prepared,
+    first_placement,
     make_plan,
-    meet,
-    part,
-    patience,
-    places,
+    placements_of_attempt,
     spare_plan,
+    spec_of_node,
+    start_patience,
 )
 from orchestrator.head.start.record import Running
 from orchestrator.head.transfer.send import send_to_all
@@ -90,19 +90,19 @@ def launch(request: LaunchRequest, queued: Callable[[], None] = lambda: None) ->
         job = f"{experiment.name}-{secrets.token_hex(3)}"
         planned = make_plan(request, nodes, job, str(experiment.path))
         times["planned"] = time.time()
-        selection.check(request, nodes)
+        selection.check_nodes(request, nodes)
         times["checked"] = time.time()
     prepared = Prepared(request, nodes, experiment, planned, times)
     starting = record.record_job(prepared)
     ports = TakenPorts(port=planned.master_port, peers_port=nodes.reached[0].facts.peers_port or 0)
-    return start(prepared, starting, meet(starting, planned.master_address, ports))
+    return start_job(prepared, starting, first_placement(starting, planned.master_address, ports))
 
 
-def rehearse(request: LaunchRequest) -> Plan:
+def rehearse_launch(request: LaunchRequest) -> Plan:
     """Plan a job as a launch would; send no code, and hold or start nothing on the nodes."""
     request, nodes = expect_code(request, reach_all(request))
     request = as_held(request, nodes)
-    nodes = selection.select(request, nodes, hold=False)
+    nodes = selection.select_nodes(request, nodes, hold=False)
     name = request.config.launch.name
     check_name(name)
     job = f"{name}_dry-run"
@@ -117,7 +117,7 @@ def hold(
     if not request.config.launch.queue:
         return held_now(request, nodes)
     queued()
-    return claims.wait(request, nodes, partial(reach_with_code, request), held_now)
+    return claims.wait_for_turn(request, nodes, partial(reach_with_code, request), held_now)
 
 
 def as_held(request: LaunchRequest, nodes: Nodes) -> LaunchRequest:
@@ -127,7 +127,7 @@ def as_held(request: LaunchRequest, nodes: Nodes) -> LaunchRequest:
 
 def held_now(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, Nodes]:
     """Choose the nodes of a job among these, and hold its GPUs there."""
-    return request, selection.select(request, nodes, hold=True)
+    return request, selection.select_nodes(request, nodes, hold=True)
 
 
 def create(request: LaunchRequest, nodes: Nodes) -> Experiment:
@@ -154,7 +154,7 @@ def discarded_on_error(experiment: Experiment) -> Iterator[None]:
         raise
 
 
-def start(prepared: Prepared, starting: JobRecord, first: Placement) -> Running:
+def start_job(prepared: Prepared, starting: JobRecord, first: Placement) -> Running:
     """Start a job that was recorded, and describe it in its manifest.
 
     `first` is the placement of its first node, which has the ports of ranks and supervisors.
@@ -172,9 +172,11 @@ def start(prepared: Prepared, starting: JobRecord, first: Placement) -> Running:
             deliver(nodes.reached, planned, request.payload)
         channels = [node.channel for node in nodes.reached]
         orders = [
-            Start(spec=part(request, planned, node, place))
+            Start(spec=spec_of_node(request, planned, node, place))
             for node, place in zip(
-                planned.nodes, places(starting, first, planned.world_size), strict=True
+                planned.nodes,
+                placements_of_attempt(starting, first, planned.world_size),
+                strict=True,
             )
         ]
         starting = start_all(starting, channels, orders)
@@ -195,7 +197,7 @@ def start(prepared: Prepared, starting: JobRecord, first: Placement) -> Running:
         # tree, seconds.
         for spare in nodes.spares:
             spare.channel.connection.close()
-        if problem := record.describe(prepared):
+        if problem := record.describe_job(prepared):
             say(problem)
     running = record.has_started(prepared.experiment, starting)
     return Running(prepared.experiment, nodes.transport, running, channels, logs)
@@ -217,12 +219,14 @@ def stand_by(prepared: Prepared, starting: JobRecord, first: Placement) -> list[
         index, spare = numbered
         planned = spare_plan(prepared, spare, index)
         node = record.node_record(planned)
-        [place] = places(replace(starting, nodes=[node]), first, prepared.plan.world_size)
-        order = Start(spec=part(request, prepared.plan, planned, place), later=True)
+        [place] = placements_of_attempt(
+            replace(starting, nodes=[node]), first, prepared.plan.world_size
+        )
+        order = Start(spec=spec_of_node(request, prepared.plan, planned, place), later=True)
         spare.channel.ask(order, ANSWER_SECONDS)
         return replace(node, state="standing by")
 
-    results = fleet.everywhere(list(enumerate(spares, len(prepared.plan.nodes))), give)
+    results = fleet.map_parallel(list(enumerate(spares, len(prepared.plan.nodes))), give)
     for node, error in failures.failed_nodes([spare.node for spare in spares], results):
         say(f"{node.name} cannot stand by: {error.what}")
     standing = [result for result in results if isinstance(result, NodeRecord)]
@@ -338,7 +342,7 @@ def bring_saved(
         if name not in spares:
             return None
         with contextlib.suppress(OrchestratorError):
-            opened.append(peer_of(spares[name], serving(transport, spares[name])))
+            opened.append(peer_of(spares[name], open_serving_channel(transport, spares[name])))
             return opened[-1]
         return None
 
@@ -367,7 +371,10 @@ def start_again(
     ranks = sum(nproc[name] for name in starting.attempts[0].nodes)
     address = starting.nodes[0].address
     orders = [
-        Start(place=place) for place in places(starting, meet(starting, address, ports), ranks)
+        Start(place=place)
+        for place in placements_of_attempt(
+            starting, first_placement(starting, address, ports), ranks
+        )
     ]
     starting = start_all(starting, gathered.channels, orders)
     log.info("attempt %d runs as job %s", number, starting.job)
@@ -421,17 +428,17 @@ def start_all(
     log.info("starts the supervisors of %s", starting.job)
 
     def ask(part: tuple[NodeChannel, Start, NodeRecord]) -> StartedHere:
-        return part[0].ask(part[1], patience(starting.launch))
+        return part[0].ask(part[1], start_patience(starting.launch))
 
     def end(part: tuple[NodeChannel, Start, NodeRecord]) -> Message:
         order = End(job=starting.job, node=part[2].index, why="not started", grace=0.0)
         return part[0].ask(order, QUICK_ANSWER_SECONDS)
 
     with counted_work("starting", ask, parts) as counting:
-        results = fleet.everywhere(parts, counting)
+        results = fleet.map_parallel(parts, counting)
     if any(isinstance(result, OrchestratorError) for result in results):
         log.info("a node has not started its part: ends the others again")
-        ended = fleet.everywhere(parts, end)
+        ended = fleet.map_parallel(parts, end)
         raise_if_stopped(results)
         failed, lost = list[tuple[NodeRecord, OrchestratorError]](), set[str]()
         for node, result, answer in zip(starting.nodes, results, ended, strict=True):

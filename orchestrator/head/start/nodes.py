@@ -14,7 +14,7 @@ from orchestrator.common.hosts import join_names
 from orchestrator.common.text import plural
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.reach import Reached, reach
+from orchestrator.head.connect.reach import Reached, reach_node
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
@@ -27,7 +27,7 @@ from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.schedulers import queue
 from orchestrator.head.screen import failures
 from orchestrator.head.screen.progress import counted_work
-from orchestrator.head.transfer.listing import marker
+from orchestrator.head.transfer.listing import marker_file
 from orchestrator.head.transfer.scan import Scan
 from orchestrator.protocol.message import is_address
 from orchestrator.protocol.requests.machine import PortRequest, Probe
@@ -119,7 +119,7 @@ def source_of(request: LaunchRequest) -> NodeSource:
 def reach_all(request: LaunchRequest) -> Nodes:
     """Connect to the nodes that a job can run on, spares last; raise if too few answer."""
     source = source_of(request)
-    listed, bounds = candidates(source.nodes, request.config.launch)
+    listed, bounds = candidate_nodes(source.nodes, request.config.launch)
     nodes = reach_these(request, source, listed)
     if len(nodes.reached) < bounds.least:
         total = len(nodes.reached) + len(nodes.lost)
@@ -134,7 +134,7 @@ def try_all(request: LaunchRequest, settle: Callable[[Node, Launch], Node] | Non
     return reach_these(request, source, spares_last(source.nodes), settle)
 
 
-def candidates(nodes: Sequence[Node], launch: Launch) -> tuple[list[Node], Bounds]:
+def candidate_nodes(nodes: Sequence[Node], launch: Launch) -> tuple[list[Node], Bounds]:
     """Return the nodes that a job can run on, preferred ones first, and the job's bounds."""
     active = sum(not node.spare for node in nodes)
     least, most = launch.node_counts or (active, active)
@@ -160,20 +160,20 @@ def reach_these(
     launch = request.config.launch
     transport = source.transport(launch.connect_timeout)
     notes = [] if settle else note_remembered(nodes, launch)
-    nodes = [(settle or settled)(node, launch) for node in nodes]
+    nodes = [(settle or settle_node)(node, launch) for node in nodes]
     probe = probe_of(request, transport, nodes)
     # With --queue the ports are requested when it is the launch's turn.
     port = None if launch.queue else port_request(request, len(nodes))
-    with marker(request.directory) as path:
+    with marker_file(request.directory) as path:
 
-        def reach_node(node: Node) -> Reached:
+        def reach_for_facts(node: Node) -> Reached:
             question = probe.replace(marker=path, port=port if node is nodes[0] else None)
-            return reach(transport, node, question)
+            return reach_node(transport, node, question)
 
         log.info("connects to %d nodes", len(nodes))
         fleet.need_room_for(nodes)
-        with counted_work("connecting", reach_node, nodes) as counting:
-            results = fleet.everywhere(nodes, counting)
+        with counted_work("connecting", reach_for_facts, nodes) as counting:
+            results = fleet.map_parallel(nodes, counting)
     return Nodes(
         source=source,
         transport=transport,
@@ -228,7 +228,7 @@ def with_master(request: LaunchRequest, nodes: Nodes, chosen: Sequence[Reached])
     ]
 
 
-def settled(node: Node, launch: Launch) -> Node:
+def settle_node(node: Node, launch: Launch) -> Node:
     """Return the node with the launch's Python, activation and wrapper if it names none itself."""
     return replace(
         node,

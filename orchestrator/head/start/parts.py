@@ -48,15 +48,15 @@ class Prepared:
 def make_plan(
     request: LaunchRequest, nodes: Nodes, job: str, directory: str, agreed: Layout | None = None
 ) -> Plan:
-    """Plan the job, or with `agreed` this machine's part of it (see plan.make)."""
+    """Plan the job, or with `agreed` this machine's part of it (see plan.plan_job)."""
     log.info("plans job %s in %s", job, directory)
     probed, by = nodes.probed, request.accelerate
     if by and agreed is None:
-        config = accelerate.counted(request.config, by, probed, len(probed))
+        config = accelerate.count_ranks(request.config, by, probed, len(probed))
         request = replace(request, config=config)
-    planned = plan.make(request, probed, job, directory, agreed)
+    planned = plan.plan_job(request, probed, job, directory, agreed)
     if by:
-        planned = accelerate.planned(planned, by, probed, agreed)
+        planned = accelerate.plan_accelerate(planned, by, probed, agreed)
     planned = after_hook(planned, nodes.reached, request)
     notes = (*request.notes, *nodes.notes, *planned.notes)
     spares = tuple(spare.node.name for spare in nodes.spares)
@@ -68,14 +68,14 @@ def spare_plan(prepared: Prepared, node: Reached, index: int) -> NodePlan:
     request, port = prepared.request, prepared.plan.master_port
     known = (*prepared.nodes.probed[:-1], node.probed)
     asked = [replace(one, facts=one.facts.replace(port=port)) for one in known]
-    planned = plan.make(request, asked, prepared.plan.job, str(prepared.experiment.path))
+    planned = plan.plan_job(request, asked, prepared.plan.job, str(prepared.experiment.path))
     planned = replace(planned, nodes=(replace(planned.nodes[-1], index=index),))
     return after_hook(planned, [node], request).nodes[0]
 
 
 def warned(planned: Plan, probed: Sequence[ProbedNode]) -> Plan:
     """Return the plan with warnings on variables that match no device or that nothing reads."""
-    notes = nccl_env.warnings(zip(probed, planned.nodes, strict=True))
+    notes = nccl_env.setting_warnings(zip(probed, planned.nodes, strict=True))
     environments = [machine.facts.environment for machine in probed]
     if any("NCCL_TIMEOUT" in env for env in (*environments, *(node.env for node in planned.nodes))):
         notes.append(
@@ -116,12 +116,12 @@ def changed(node: NodePlan, answer: Hooked) -> NodePlan:
 # -- for the supervisors ----------------------------------------------------------------------
 
 
-def patience(launch: Launch) -> float:
+def start_patience(launch: Launch) -> float:
     """Return the seconds that a node may take to start its part: at least the connect timeout."""
     return max(START_PATIENCE_SECONDS, launch.connect_timeout)
 
 
-def part(request: LaunchRequest, plan: Plan, node: NodePlan, place: Placement) -> Spec:
+def spec_of_node(request: LaunchRequest, plan: Plan, node: NodePlan, place: Placement) -> Spec:
     """Return a node's job spec, at its place in the first attempt."""
     launch = request.config.launch
     return Spec(
@@ -144,12 +144,12 @@ def part(request: LaunchRequest, plan: Plan, node: NodePlan, place: Placement) -
         lease_seconds=launch.node_loss_timeout,
         attached=not request.detached,
         grace=launch.grace,
-        patience=patience(launch),
+        patience=start_patience(launch),
         memory_floor=launch.memory_floor,
     )
 
 
-def meet(starting: JobRecord, address: str, ports: TakenPorts) -> Placement:
+def first_placement(starting: JobRecord, address: str, ports: TakenPorts) -> Placement:
     """Return the first node's placement, with the master ports of ranks and supervisors."""
     return Placement(
         job=starting.job,
@@ -164,7 +164,7 @@ def meet(starting: JobRecord, address: str, ports: TakenPorts) -> Placement:
     )
 
 
-def places(starting: JobRecord, first: Placement, ranks: int) -> list[Placement]:
+def placements_of_attempt(starting: JobRecord, first: Placement, ranks: int) -> list[Placement]:
     """Return the placements of an attempt; `ranks` is the number of ranks in the first attempt."""
     limit = left_of(starting)
     known = starting.nodes if "slurm" in starting.launch.variables_of_ranks else ()

@@ -26,7 +26,7 @@ from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen.log_reader import NO_RANK
 from orchestrator.head.screen.output import say
-from orchestrator.head.start.code import experiments as experiments_below
+from orchestrator.head.start.code import experiments_below
 from orchestrator.head.start.parts import Prepared
 from orchestrator.head.start.variables import digest_of_hook
 from orchestrator.head.transfer import archive, listing
@@ -149,7 +149,7 @@ def not_started(record: JobRecord, error: OrchestratorError) -> JobRecord:
         # An error that all nodes have in common is not the fault of one node.
         named = []
     if stopped:
-        cause = verdict.stopped(error.what, now)
+        cause = verdict.stopped_verdict(error.what, now)
     else:
         cause = verdict.not_started(error.what, now, error.fix, named)
     return replace(
@@ -279,17 +279,17 @@ def failed_to_start(
 # -- the manifest -----------------------------------------------------------------------------
 
 
-def describe(prepared: Prepared) -> str:
+def describe_job(prepared: Prepared) -> str:
     """Write config.yaml, the code archive and manifest.json; return the error text, else ""."""
     experiment, request, scan = prepared.experiment, prepared.request, prepared.nodes.scan
-    config = replace(request.config, env=redact.redacted(request.config.env))
+    config = replace(request.config, env=redact.redact_variables(request.config.env))
     missing = "config.yaml"
     try:
         experiment.write("config.yaml", load.to_yaml(config, hiding.without_secrets))
         missing = "manifest.json"
         tree = scan.ready(TREE_SECONDS) if scan else None
         path, most = experiment.path / archive.NAME, config.sync.keep * MEGABYTE
-        kept = archive.write(tree, path, most) if tree else None
+        kept = archive.write_archive(tree, path, most) if tree else None
         if scan and request.payload is None and (lacks := archive.not_kept(scan, tree, kept)):
             say(lacks)
         data = {**manifest(prepared, tree), "kept": kept.digest if kept else None}
@@ -316,7 +316,7 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
         "rerun_of": origin.experiment if origin else None,
         "config_file": str(request.config_file) if request.config_file else None,
         "timeline": {**prepared.times, "nodes": [node.times for node in prepared.nodes.reached]},
-        "head_environment": redact.listed(os.environ),
+        "head_environment": redact.listed_variables(os.environ),
         "node_list": [
             # Fields that a line of the list leaves open are left out.
             {name: value for name, value in message.encode_value(node).items() if value}
@@ -327,7 +327,7 @@ def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
                 "name": machine.name,
                 "reached": machine.reached,
                 "facts": machine.facts.to_json(),
-                "environment": redact.settings(node.settings),
+                "environment": redact.shown_settings(node.settings),
                 "reasons": {s.name: s.why for s in node.settings},
                 "command": redact.redacted_command(node.paste),
             }

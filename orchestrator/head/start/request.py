@@ -30,20 +30,24 @@ from orchestrator.head.start import variables
 from orchestrator.protocol.spec import Target
 
 # Rooms above take the launch from here as well.
-__all__ = ["LaunchRequest", "resolve"]
+__all__ = ["LaunchRequest", "resolve_request"]
 
 
-def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) -> LaunchRequest:
+def resolve_request(
+    arguments: LaunchArguments, command: Sequence[str] | None = None
+) -> LaunchRequest:
     """Return the request of a launch; options win over the config, `command` goes to the record."""
-    target, env = target_of(arguments), variables.given(arguments, os.environ)
+    target, env = target_of(arguments), variables.user_variables(arguments, os.environ)
     file = arguments.config_file
     if file is None and target.kind == "engine" and arguments.payload is None:
         file = DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
     config, notes = load.load_and_note(file, arguments.overrides)
     launch = replace(config.launch, **arguments.launch)
-    by = accelerate.asked(arguments.start_with, arguments.accelerate_config, target.kind)
+    by = accelerate.accelerate_options(
+        arguments.start_with, arguments.accelerate_config, target.kind
+    )
     if by is not None:
-        launch = accelerate.settle(launch, by)
+        launch = accelerate.settle_launch(launch, by)
     if launch.no_torchrun:
         launch = replace(launch, nproc=1)
         if target.kind == "engine" or by is not None:
@@ -60,8 +64,8 @@ def resolve(arguments: LaunchArguments, command: Sequence[str] | None = None) ->
     if launch.hook is None and DEFAULT_HOOK.is_file():
         launch = replace(launch, hook=str(DEFAULT_HOOK))
     check_label(launch)
-    notify = notifying.checked(launch.notify)
-    launch = replace(launch, notify=tuple(map(notifying.shown, notify)))
+    notify = notifying.check_commands(launch.notify)
+    launch = replace(launch, notify=tuple(map(notifying.shown_command, notify)))
     return LaunchRequest(
         where=arguments.where,
         config=replace(config, launch=launch),
@@ -88,12 +92,12 @@ def target_of(arguments: LaunchArguments) -> Target:
     if arguments.payload is not None:
         return Target("engine", CALL, ())
     if arguments.module is not None:
-        other_launchers.refuse(("python", "-m", arguments.module, *arguments.program))
+        other_launchers.refuse_launchers(("python", "-m", arguments.module, *arguments.program))
         return Target("module", arguments.module, arguments.program)
     if arguments.program:
         refuse_a_setting(arguments.program[0])
         if not arguments.launch.get("no_torchrun"):
-            other_launchers.refuse(arguments.program)
+            other_launchers.refuse_launchers(arguments.program)
             other_launchers.refuse_script(arguments.program)
         target = without_python(arguments.program)
         return target.replace(near=nearest_file(target.name, (".py", ".sh")))

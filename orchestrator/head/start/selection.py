@@ -67,7 +67,7 @@ class Choice:
     problem: str = ""
 
 
-def choose(candidates: Sequence[Candidate], least: int, most: int) -> Choice:
+def choose_candidates(candidates: Sequence[Candidate], least: int, most: int) -> Choice:
     """Choose `least` to `most` nodes; those of the last attempt come first.
 
     Candidates without a place are spares, in order of preference. Nodes that stay keep their
@@ -122,7 +122,7 @@ def changes(last: Mapping[int, Candidate], seats: Mapping[int, Candidate | None]
 # -- the nodes of the first attempt ---------------------------------------------------------------
 
 
-def select(request: LaunchRequest, nodes: Nodes, *, hold: bool) -> Nodes:
+def select_nodes(request: LaunchRequest, nodes: Nodes, *, hold: bool) -> Nodes:
     """Return `nodes` with the chosen ones in `reached` and those that stand by in `spares`.
 
     With `hold` the job's GPUs are held, and connections to the nodes left over are closed.
@@ -175,7 +175,7 @@ def fit_for(
     taken: dict[str, str] = {}
     while True:
         all_nodes = [Candidate(name, problem=unfit.get(name, "")) for name in known]
-        choice = choose(all_nodes, bounds.least, bounds.most)
+        choice = choose_candidates(all_nodes, bounds.least, bounds.most)
         if choice.problem and taken:
             raise Occupied(taken, bounds.least)
         if choice.problem:
@@ -188,7 +188,7 @@ def fit_for(
                 for node in chosen
                 if (devices := devices_of(request, node)) and devices.needed
             ]
-            held = claims.hold(wanted)
+            held = claims.hold_gpus(wanted)
             taken.update(held.missing)
         if not bad and not held.missing:
             return unfit, held, chosen
@@ -200,7 +200,7 @@ def problems(request: LaunchRequest, nodes: Nodes, some: Sequence[Reached]) -> d
     """Return the reasons by name of the nodes that the quick check refuses."""
     if request.config.launch.check == "none" or not some:
         return {}
-    diagnosis = diagnose(request, replace(nodes, reached=tuple(some), lost=()), full=False)
+    diagnosis = diagnose_job(request, replace(nodes, reached=tuple(some), lost=()), full=False)
     bad: dict[str, str] = {}
     for finding in diagnosis.findings:
         if finding.level == BAD and finding.check not in OF_THE_JOB:
@@ -216,14 +216,14 @@ def marked(node: Reached, *, spare: bool) -> Reached:
 # -- fit or not -------------------------------------------------------------------------------
 
 
-def check(request: LaunchRequest, nodes: Nodes) -> None:
+def check_nodes(request: LaunchRequest, nodes: Nodes) -> None:
     """Raise with all findings if one of them would make the job fail or its results wrong."""
     thoroughness = request.config.launch.check
     if thoroughness == "none":
         return
     log.info("checks %d nodes", len(nodes.reached))
     with ProgressBar("checking"):
-        diagnosis = diagnose(request, nodes, full=thoroughness == "full")
+        diagnosis = diagnose_job(request, nodes, full=thoroughness == "full")
     if diagnosis.bad:
         raise CheckFailed(
             f"the nodes are not fit; nothing was started\n\n{examination.to_text(diagnosis)}",
@@ -236,7 +236,7 @@ def check(request: LaunchRequest, nodes: Nodes) -> None:
             say(f"{mark} {finding.what}" + (f" -> {finding.fix}" if finding.fix else ""))
 
 
-def diagnose(request: LaunchRequest, nodes: Nodes, *, full: bool) -> Diagnosis:
+def diagnose_job(request: LaunchRequest, nodes: Nodes, *, full: bool) -> Diagnosis:
     """Return the diagnosis of the reached nodes, with an entry for each lost one."""
     launch, kind = request.config.launch, request.target.kind
     needs = Needs(
@@ -250,7 +250,7 @@ def diagnose(request: LaunchRequest, nodes: Nodes, *, full: bool) -> Diagnosis:
         fabric=fabric_of(request, nodes),
     )
     lost = [Examined(node.name, error=error.what, fix=error.fix) for node, error in nodes.lost]
-    ask = partial(fleet.ask, nodes.reached)
+    ask = partial(fleet.ask_nodes, nodes.reached)
     head = disk(str(request.where.experiments))
     return examination.diagnose_nodes(nodes.probed, lost, needs, ask if full else None, head)
 
@@ -263,7 +263,7 @@ def fabric_of(request: LaunchRequest, nodes: Nodes) -> str:
     config = request.config
     theirs = frozenset({*config.nccl.variables, *config.env, *(s.name for s in request.env)})
     try:
-        chosen = nccl_transport.choose(probed, config.nccl.profile, theirs, frozenset())
+        chosen = nccl_transport.choose_fabric(probed, config.nccl.profile, theirs, frozenset())
     except CheckFailed:
         # The plan raises the same error later.
         return ""

@@ -22,7 +22,9 @@ ASSIGNMENT = re.compile(
 )
 
 
-def given(arguments: LaunchArguments, environ: Mapping[str, str]) -> tuple[EnvSetting, ...]:
+def user_variables(
+    arguments: LaunchArguments, environ: Mapping[str, str]
+) -> tuple[EnvSetting, ...]:
     """Return the user's variables, each with its source; later ones win."""
     settings: list[EnvSetting] = []
     for path in arguments.env_file:
@@ -100,10 +102,10 @@ def read_file(path: str, environ: Mapping[str, str]) -> dict[str, str]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise UsageError(f"--env-file {path} cannot be read: {reason}") from error
-    return parse(text, path, environ)
+    return parse_variables(text, path, environ)
 
 
-def parse(text: str, path: str, environ: Mapping[str, str]) -> dict[str, str]:
+def parse_variables(text: str, path: str, environ: Mapping[str, str]) -> dict[str, str]:
     """Parse NAME=VALUE lines; a name alone takes its value from this environment."""
     env: dict[str, str] = {}
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):

@@ -50,7 +50,7 @@ def ask_nodes(ssh: Transport, record: JobRecord) -> list[JobState]:
         state_of(record, node, "unreachable", answer.what)
         if isinstance(answer, OrchestratorError)
         else answer
-        for node, answer in zip(record.nodes, fleet.everywhere(record.nodes, ask), strict=True)
+        for node, answer in zip(record.nodes, fleet.map_parallel(record.nodes, ask), strict=True)
     ]
 
 

@@ -18,7 +18,7 @@ from orchestrator.common.errors import CheckFailed
 from orchestrator.common.hosts import join_names
 from orchestrator.common.text import format_bytes
 from orchestrator.head.transfer.listing import Rules
-from orchestrator.head.transfer.scan import Scan, cache
+from orchestrator.head.transfer.scan import Scan, cache_directory
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry
 
@@ -26,7 +26,7 @@ NAME = "code.tar.gz"
 TYPES = {FILE: tarfile.REGTYPE, LINK: tarfile.SYMTYPE, DIRECTORY: tarfile.DIRTYPE}
 
 
-def write(tree: Tree, path: Path, most: float = math.inf) -> Tree:
+def write_archive(tree: Tree, path: Path, most: float = math.inf) -> Tree:
     """Write a tree of at most `most` bytes, and return it; the largest files are left out.
 
     Write no archive if the files have changed since they were read.
@@ -74,17 +74,17 @@ def content_of(tree: Tree, entry: ManifestEntry) -> bytes:
 
 
 @contextlib.contextmanager
-def unpacked(path: Path, digest: str, title: str) -> Iterator[Path]:
+def unpacked_archive(path: Path, digest: str, title: str) -> Iterator[Path]:
     """Yield a temporary directory named `title` with the unpacked tree of that digest."""
-    parent = cache()
+    parent = cache_directory()
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="code-", dir=parent) as place:
         directory = Path(place, title or "root")
-        restore(path, digest, directory)
+        restore_archive(path, digest, directory)
         yield directory
 
 
-def restore(path: Path, digest: str, directory: Path) -> None:
+def restore_archive(path: Path, digest: str, directory: Path) -> None:
     """Unpack an archive into a directory; raise CheckFailed if its tree has another digest."""
     try:
         with (

@@ -42,7 +42,7 @@ CHANGED = "it changed while it was read: fetch it again"
 PUBLISHING = threading.Lock()
 
 
-def plain(path: str) -> bool:
+def is_plain_path(path: str) -> bool:
     """Return True if a path from a node stays below its directory."""
     try:
         return is_inside(os.fsencode(path)) and "\0" not in path
@@ -54,7 +54,7 @@ def plain(path: str) -> bool:
 def stays_inside(file: OutputFile) -> bool:
     """Return True unless a path or link leads out of its directory; our node program sends none."""
     inside = file.kind != "link" or link_is_inside(file.path, file.target)
-    return file.kind in KINDS and plain(file.path) and inside
+    return file.kind in KINDS and is_plain_path(file.path) and inside
 
 
 class Fetch:
@@ -92,7 +92,7 @@ class Fetch:
         self.result.left_out += [
             f"{file.path} (a link that leads out, to {file.target})"
             for file in listed
-            if file.kind == "link" and plain(file.path) and not stays_inside(file)
+            if file.kind == "link" and is_plain_path(file.path) and not stays_inside(file)
         ]
         if inside:
             self._receive(inside)
@@ -132,7 +132,7 @@ class Fetch:
             for part in parts
         )
         try:
-            for part, answer in zip(parts, answers(self.channel, questions), strict=True):
+            for part, answer in zip(parts, ordered_answers(self.channel, questions), strict=True):
                 if part.number in here.failed:
                     continue
                 if isinstance(answer, Declined) or len(answer.data) != part.size:
@@ -199,7 +199,9 @@ class FromNode(TargetDirectory):
             raise FileExistsError(errno.EEXIST, ANOTHER)
 
 
-def answers(channel: NodeChannel, questions: Iterable[ReadFile]) -> Iterator[FilePiece | Declined]:
+def ordered_answers(
+    channel: NodeChannel, questions: Iterable[ReadFile]
+) -> Iterator[FilePiece | Declined]:
     """Yield the answers in the order of the requests; keep several requests pending."""
     waiting: deque[tuple[int, ReadFile]] = deque()
     for question in itertools.chain(questions, [None] * AHEAD):

@@ -21,7 +21,7 @@ from typing import Any
 
 from orchestrator.common.folder import Folder
 from orchestrator.head.connect.channel import Declined, NodeChannel
-from orchestrator.head.transfer.fetch import plain
+from orchestrator.head.transfer.fetch import is_plain_path
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (
@@ -124,7 +124,12 @@ class GrowingFiles:
         """Queue requests for the bytes that local files lack."""
         for file in listing.files:
             path = file.path
-            ours = file.kind == "file" and not file.place and plain(path) and GROWS.fullmatch(path)
+            ours = (
+                file.kind == "file"
+                and not file.place
+                and is_plain_path(path)
+                and GROWS.fullmatch(path)
+            )
             if not ours or path in self.foreign:
                 continue
             size = self._size(path)

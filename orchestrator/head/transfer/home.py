@@ -34,7 +34,7 @@ STAYS = (
 )
 
 
-def bring(
+def bring_outputs(
     channel: NodeChannel, growing: GrowingFiles, since: tuple[float, float] = (0.0, 0.0)
 ) -> tuple[list[str], CodeOutputs | None]:
     """Fetch every output that is not here yet; return messages on files that stay on the node.

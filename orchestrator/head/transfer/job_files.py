@@ -21,7 +21,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.screen.output import printable_text, say
 from orchestrator.head.screen.progress import ProgressBar
-from orchestrator.head.transfer.fetch import answers, stays_inside
+from orchestrator.head.transfer.fetch import ordered_answers, stays_inside
 from orchestrator.head.transfer.send import Reader, Seen, send_to_all
 from orchestrator.head.transfer.tree import Moved, Tree, entry_of
 from orchestrator.node.transfer.job_files import OUTPUTS
@@ -89,7 +89,7 @@ def bring_job_files(
             say(f"WARNING: {name}: too many files to look at: not all are brought to others")
         takers = [peer for peer in peers if peer is not master]
         if takers:
-            bring(master, found, takers, tuple(outputs), stopped)
+            bring_directories(master, found, takers, tuple(outputs), stopped)
         return
     say(
         f"WARNING: {join_names(last)} {'is' if len(last) == 1 else 'are'} lost, with what the"
@@ -97,7 +97,7 @@ def bring_job_files(
     )
 
 
-def bring(
+def bring_directories(
     master: JobPeer,
     found: JobFiles,
     takers: Sequence[JobPeer],
@@ -150,7 +150,7 @@ def bring_metrics(
             give("this machine", [peer], RemoteDir(kind=OF_JOB, directory=OUTPUTS), tree)
 
     pairs = list(zip(nodes, peers, strict=True))
-    for error in fleet.everywhere(pairs, lambda pair: give_metrics(*pair)):
+    for error in fleet.map_parallel(pairs, lambda pair: give_metrics(*pair)):
         if error is not None:
             raise error
 
@@ -174,7 +174,7 @@ def reader_of(master: JobPeer, tree: Tree) -> Reader:
         data = bytearray()
         try:
             with lock:
-                for answer in answers(master.channel, pieces):
+                for answer in ordered_answers(master.channel, pieces):
                     if isinstance(answer, Declined):
                         raise OSError(0, answer.what)
                     data += answer.data

@@ -272,7 +272,7 @@ MARKER = os.fsdecode(OURS) + "marker-"
 
 
 @contextlib.contextmanager
-def marker(directory: Path) -> Iterator[str]:
+def marker_file(directory: Path) -> Iterator[str]:
     """Create a file with a unique name while nodes look for it; those that see it share the disk.
 
     Yields its path, or "" if it cannot be created: then no node counts as sharing the disk.

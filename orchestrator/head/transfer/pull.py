@@ -13,11 +13,11 @@ from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.common.folder import Folder
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import attending, kept_if_well
+from orchestrator.head.connect.reach import kept_if_well, open_attending_channel
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.screen.progress import ProgressBar
-from orchestrator.head.transfer.fetch import Fetch, answers, plain
+from orchestrator.head.transfer.fetch import Fetch, is_plain_path, ordered_answers
 from orchestrator.head.transfer.tree import Moved
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (
@@ -69,11 +69,11 @@ class PulledNode:
     short: dict[str, str] = field(default_factory=dict)
 
 
-def pull(
+def pull_sources(
     transport: Transport, sources: Sequence[PullSource], progress: ProgressBar, *, dry_run: bool
 ) -> list[Moved]:
     """Fetch from all nodes at once; return the result of each in their order."""
-    asked = fleet.everywhere(sources, lambda source: ask(transport, source))
+    asked = fleet.map_parallel(sources, lambda source: ask(transport, source))
     nodes = [answer for answer in asked if isinstance(answer, PulledNode)]
     with contextlib.ExitStack() as opened:
         for node in nodes:
@@ -103,7 +103,7 @@ def pull(
 
 def ask(transport: Transport, source: PullSource) -> PulledNode:
     """Connect to a node, and return its list of files and its checkpoint manifests."""
-    channel = attending(transport, source.login)
+    channel = open_attending_channel(transport, source.login)
     with kept_if_well(channel):
         listing = channel.ask(source.question, FILES_ANSWER_SECONDS)
     manifests = {
@@ -118,7 +118,7 @@ def ask(transport: Transport, source: PullSource) -> PulledNode:
 def read_manifest(channel: NodeChannel, place: str, file: OutputFile) -> bytes:
     pieces = range(0, min(file.size, MOST_MANIFEST_BYTES), PIECE_BYTES)
     requests = (ReadFile(place=place, path=file.path, offset=at) for at in pieces)
-    found = answers(channel, requests)
+    found = ordered_answers(channel, requests)
     return b"".join(answer.data for answer in found if isinstance(answer, FilePiece))
 
 
@@ -146,8 +146,8 @@ def fetch(nodes: Sequence[PulledNode], progress: ProgressBar) -> list[Moved | Or
             raise error
         return fetches[at].go(nodes[at].then)
 
-    first = fleet.everywhere(range(len(nodes)), fetch_first)
-    return fleet.everywhere(range(len(nodes)), fetch_then)
+    first = fleet.map_parallel(range(len(nodes)), fetch_first)
+    return fleet.map_parallel(range(len(nodes)), fetch_then)
 
 
 def make_place(folder: Folder) -> None:
@@ -171,10 +171,10 @@ def share_out(nodes: Sequence[PulledNode]) -> None:
     Files of a checkpoint come from the nodes that have them, and the manifest comes last: so a
     partly fetched checkpoint is not taken for a complete one.
     """
-    givers, nodes[0].short = gather(nodes)
+    givers, nodes[0].short = checkpoint_sources(nodes)
     owners: dict[str, int] = {}
     for node in nodes:
-        for file in filter(lambda file: plain(file.path), node.listing.files):
+        for file in filter(lambda file: is_plain_path(file.path), node.listing.files):
             of_step = node.manifests and STEP.fullmatch(file.path)
             if of_step and givers.get(file.path) != node.source.index:
                 continue
@@ -188,7 +188,7 @@ def is_manifest(path: str) -> bool:
     return match is not None and match[2] == checkpoint_manifest.NAME
 
 
-def gather(nodes: Sequence[PulledNode]) -> tuple[dict[str, int], dict[str, str]]:
+def checkpoint_sources(nodes: Sequence[PulledNode]) -> tuple[dict[str, int], dict[str, str]]:
     """Return the node that provides each checkpoint file, and why checkpoints are incomplete."""
     found: dict[str, list[Holding]] = {}
     givers, short = dict[str, int](), dict[str, str]()

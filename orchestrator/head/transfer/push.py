@@ -32,7 +32,7 @@ class Cargo:
     left_out: tuple[str, ...] = ()
 
 
-def load(source: Path, destination: str | None) -> Cargo:
+def load_cargo(source: Path, destination: str | None) -> Cargo:
     """Return the files of `source` to send; DST is the copy's path, or with a final / its parent.
 
     Raises UsageError for a wrong source or destination.
@@ -71,7 +71,7 @@ def load(source: Path, destination: str | None) -> Cargo:
     return Cargo(tree, str(Path(where).parent))
 
 
-def push(
+def push_cargo(
     transport: Transport,
     targets: Sequence[NumberedNode],
     cargo: Cargo,
@@ -82,7 +82,7 @@ def push(
     """Send the files to all nodes at once; return the result of each in their order."""
     progress.size = cargo.tree.size * len(targets)
     with contextlib.ExitStack() as opened:
-        connected = fleet.everywhere(
+        connected = fleet.map_parallel(
             targets, lambda target: opened.enter_context(for_now(transport, target.node))
         )
         there = [channel for channel in connected if isinstance(channel, NodeChannel)]

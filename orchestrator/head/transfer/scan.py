@@ -150,14 +150,14 @@ def entry_of(
             return None
         digest = index.digest(path, status)
         if not digest:
-            status, digest = read(where, path, index)
+            status, digest = read_file(where, path, index)
     except OSError as error:
         raise unreadable(path, error) from error
     mode = stat.S_IMODE(status.st_mode) & 0o777 | 0o400
     return ManifestEntry(path, FILE, mode, status.st_size, digest.encode())
 
 
-def read(where: bytes, path: bytes, index: Index) -> tuple[os.stat_result, str]:
+def read_file(where: bytes, path: bytes, index: Index) -> tuple[os.stat_result, str]:
     """Return a file's status and digest; raise if it changes while it is read."""
     now = time.time_ns()
     with files.open_plain(os.fsdecode(where)) as file:
@@ -194,7 +194,7 @@ Known = tuple[int, int, int, int, str]
 FRESH_NANOSECONDS = 1_000_000_000
 
 
-def cache() -> Path:
+def cache_directory() -> Path:
     """Return this package's directory in the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     return Path(base if os.path.isabs(base) else os.path.expanduser("~/.cache")) / "orchestrator"
@@ -204,7 +204,9 @@ class Index:
     """A persistent cache of the digests of one directory's files."""
 
     def __init__(self, directory: bytes) -> None:
-        self.path = cache() / "trees" / f"{hashlib.sha256(directory).hexdigest()[:32]}.json"
+        self.path = (
+            cache_directory() / "trees" / f"{hashlib.sha256(directory).hexdigest()[:32]}.json"
+        )
         self.known: dict[str, Known] = {}
         self.seen: dict[str, Known] = {}
         with contextlib.suppress(OSError, ValueError, TypeError):

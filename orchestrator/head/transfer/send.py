@@ -76,7 +76,7 @@ def send_to_all(
     outbox = Outbox(tree, read or tree.read)
     pairs = list(zip(channels, places, strict=True))
     try:
-        return fleet.everywhere(pairs, lambda pair: outbox.send(*pair, seen, dry_run=dry_run))
+        return fleet.map_parallel(pairs, lambda pair: outbox.send(*pair, seen, dry_run=dry_run))
     finally:
         outbox.pool.shutdown(cancel_futures=True)
 
@@ -104,7 +104,7 @@ class Outbox:
 
     def batches(self, numbers: Sequence[int]) -> Iterator[Batch]:
         """Yield the batches of these files as they are ready; the next ones are prepared."""
-        cuts = list(cut(self.tree.entries, numbers, BATCH_BYTES))
+        cuts = list(cut_batches(self.tree.entries, numbers, BATCH_BYTES))
         for number in range(len(cuts)):
             with self.lock:
                 batches = [self.begin(parts) for parts in cuts[number : number + 1 + AHEAD]]
@@ -167,7 +167,7 @@ class Outbox:
         return sent
 
 
-def cut(
+def cut_batches(
     entries: Sequence[ManifestEntry], numbers: Sequence[int], limit: int
 ) -> Iterator[tuple[FilePart, ...]]:
     """Yield batches of file parts, each at most `limit` bytes; an empty file has one part."""

@@ -30,7 +30,7 @@ from orchestrator.head.screen.lines import clean_line
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.status.status import find_experiment
-from orchestrator.head.transfer.fetch import Fetch, plain
+from orchestrator.head.transfer.fetch import Fetch, is_plain_path
 from orchestrator.protocol.requests import follow as profiling
 from orchestrator.protocol.requests.follow import (
     AskProfile,
@@ -177,7 +177,7 @@ def fetch(
     transport: Transport, record: JobRecord, reply: ProfileAnswer, outputs: Path
 ) -> list[str]:
     """Fetch the traces of all nodes; return why some are missing."""
-    if not plain(reply.directory) or PurePosixPath(reply.directory).parts[0] != "profile":
+    if not is_plain_path(reply.directory) or PurePosixPath(reply.directory).parts[0] != "profile":
         raise NodeError(f"the node broke the protocol: traces in {reply.directory!r}")
     folder = Folder(outputs, private=True)
 
@@ -198,7 +198,7 @@ def fetch(
             return fetch.go(wanted).failed
 
     with ProgressBar("fetching traces") as progress:
-        answers = fleet.everywhere(record.nodes, of_node)
+        answers = fleet.map_parallel(record.nodes, of_node)
     lacking = [reply.text] if reply.text else []
     for node, answer in zip(record.nodes, answers, strict=True):
         name = f"node {node.index} ({node.name})"

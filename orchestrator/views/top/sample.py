@@ -12,7 +12,7 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.config.launch import Where
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import serving
+from orchestrator.head.connect.reach import open_serving_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen.progress import stall_notice
@@ -198,7 +198,7 @@ class WatchedNode:
         if self.done.is_set():
             self.done.clear()
             self.since = self.since or time.monotonic()
-            fleet.start(self.look)
+            fleet.start_thread(self.look)
 
     def look(self) -> None:
         try:
@@ -227,7 +227,7 @@ class WatchedNode:
         try:
             if self.channel is None:
                 self.again_at = time.monotonic() + RETRY_SECONDS
-                self.channel = serving(self.transport, self.node)
+                self.channel = open_serving_channel(self.transport, self.node)
             checkup = self.ask(self.channel)
         except OrchestratorError as error:
             self.drop()

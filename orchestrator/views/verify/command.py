@@ -17,7 +17,7 @@ from orchestrator.head.commands import follow
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import PLAIN, Cell, Terminal, format_table, paint_text, say
 from orchestrator.head.start import launch as starting
-from orchestrator.head.start.request import LaunchRequest, resolve
+from orchestrator.head.start.request import LaunchRequest, resolve_request
 from orchestrator.protocol.message import parse_object
 from orchestrator.protocol.spec import Target
 from orchestrator.records.experiment import Experiment
@@ -57,7 +57,7 @@ def request_of(arguments: LaunchArguments, measurement: Measurement) -> LaunchRe
     largest = text.parse_size("--max-size", measurement.max_size)
     if largest < SMALLEST:
         raise UsageError(f"--max-size {measurement.max_size}: the smallest size measured is 1K")
-    request = resolve(arguments)
+    request = resolve_request(arguments)
     options = ["--max-size", str(largest), "--seconds", f"{seconds:g}"]
     backend = measurement.backend or request.config.distributed.backend
     options += ["--backend", backend] if backend else []

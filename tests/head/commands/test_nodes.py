@@ -126,7 +126,7 @@ def test_every_table_shows_fix_for_refused_login() -> None:
     for text in (
         lost_reasons([machine.lost_machine(lost, error)], 1),
         stop.to_text(receipts),
-        stop.preview(receipts, Path("/experiments")),
+        stop.preview_stop(receipts, Path("/experiments")),
         top.to_text(TopSample(0.0, (shown,), ()), PLAIN),
         warm_text([(lost, error)], PLAIN),
     ):

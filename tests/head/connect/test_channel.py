@@ -18,7 +18,7 @@ from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import beats, channel
 from orchestrator.head.connect import reach as reaching
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import ask_once, open_channel, reach
+from orchestrator.head.connect.reach import ask_once, open_channel, reach_node
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
 from orchestrator.head.nodes import library, server_command
@@ -157,7 +157,7 @@ def test_reach_closes_connection_if_probe_fails(monkeypatch: pytest.MonkeyPatch)
     target = Target(kind="program", name="sh")
     probe = Probe(cwd="/", workdir=None, peers=(), target=target)
     with pytest.raises(NodeError):
-        reach(Transport(), Node("here", python=sys.executable), probe)
+        reach_node(Transport(), Node("here", python=sys.executable), probe)
     assert [login.closed for login in logins] == [True]
 
 
@@ -169,7 +169,7 @@ def test_ask_once_works_without_nodes_environment(tmp_path: Path) -> None:
     probe = Probe(cwd="/", workdir=None, peers=(), target=Target(kind="program", name="sh"))
     # The node starts no process without it.
     with pytest.raises(NodeError, match="there is no file"):
-        reach(LocalTransport(), node, probe)
+        reach_node(LocalTransport(), node, probe)
     # The first reason is reported.
     with pytest.raises(NodeError, match="there is no file"):
         missing = replace(node, python="/no/such/python")

@@ -83,7 +83,7 @@ try:
     fleet.need_room_for(range(100))
 except UsageError as error:
     print(error)
-for result in fleet.everywhere(range(100), connect):
+for result in fleet.map_parallel(range(100), connect):
     print(result)
 """
 

@@ -15,7 +15,7 @@ from orchestrator.head.connect import fabric_login
 from orchestrator.head.connect.fabric_login import (
     FabricConnection,
     SshKeys,
-    denied,
+    denied_error,
     label_of,
     load_key,
 )
@@ -174,10 +174,10 @@ def test_security_key_is_offered_by_agent_alone(agent: Path, tmp_path: Path) -> 
 def test_denied_names_command_for_first_key() -> None:
     there = Destination(host="gpu01", user="bob", port=22, keys=())
     copy = "ssh-copy-id -p 22 bob@gpu01"
-    none = denied(there, [], 0, [])
+    none = denied_error(there, [], 0, [])
     assert isinstance(none, NeedsSsh) and isinstance(none, NoKey)
     assert none.fix == f"once: ssh-keygen -t ed25519; then: {copy}"
-    refused = denied(there, ["id_rsa"], 1, [])
+    refused = denied_error(there, ["id_rsa"], 1, [])
     assert (refused.what, refused.fix) == ("it denies bob every key (id_rsa)", copy)
 
 
@@ -185,12 +185,12 @@ def test_denied_names_keys_that_could_not_be_used() -> None:
     there = Destination(host="gpu01", user="bob", port=22, keys=())
     locked = ("k1 needs a passphrase", "ssh-add k1")
     unread = ("k2 cannot be read", "")
-    alone = denied(there, [], 0, [locked, unread])
+    alone = denied_error(there, [], 0, [locked, unread])
     assert alone.what == ("no key of yours can be used: k1 needs a passphrase; k2 cannot be read")
     assert alone.fix == "ssh-add k1"
-    beside = denied(there, ["k0"], 1, [locked])
+    beside = denied_error(there, ["k0"], 1, [locked])
     assert beside.what == "it denies bob every key (k0); k1 needs a passphrase: ssh-add k1"
-    many = denied(there, ["k0", "k1"], 9, [])
+    many = denied_error(there, ["k0", "k1"], 9, [])
     assert many.what == "it hung up on bob after 2 of 9 keys (k0, k1)"
     assert "IdentitiesOnly yes" in many.fix
 

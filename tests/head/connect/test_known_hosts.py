@@ -133,7 +133,7 @@ def test_lines_about_rereads_changed_file(known_hosts: Path) -> None:
 )
 def test_prepared_client_has_known_keys(known_hosts: Path, text: str) -> None:
     there = destination(write(known_hosts, text))
-    connection = fabric_login.prepared(there, False)
+    connection = fabric_login.prepare_connection(there, False)
     assert connection.client.get_host_keys().check("gpu01", OURS)
     assert known_hosts.read_text() == text
 

@@ -103,7 +103,7 @@ def test_includes_are_read(tmp_path: Path) -> None:
 
 
 def test_tokens_are_kept_for_ssh(tmp_path: Path) -> None:
-    """They are left as they stand, and way.choose sends the host to ssh."""
+    """They are left as they stand, and way.choose_way sends the host to ssh."""
     text = "IdentityFile ~/.ssh/id_%n\nProxyCommand nc -x %r@%h:%p %n %%\n"
     there = reach(tmp_path, text, "bob@gpu01:22")
     assert there.keys == (HOME / ".ssh/id_%n",)
@@ -217,13 +217,13 @@ def test_config_without_ssh_program_is_refused(
 
 def test_many_nodes_need_one_ssh_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    ask = ssh_config.ask
+    ask = ssh_config.ask_ssh
 
     def count(file: Path | None, host: str, *who: object) -> dict[str, list[str]]:
         asked.append(host)
         return ask(file, host)
 
-    monkeypatch.setattr(ssh_config, "ask", count)
+    monkeypatch.setattr(ssh_config, "ask_ssh", count)
     plain = config(tmp_path, "# 100%\nHost *\n  User bob\n  IdentityFile ~/.ssh/id_cluster\n")
     assert {plain.destination(f"gpu{n}").user for n in range(64)} == {"bob"}
     assert len(asked) == 1

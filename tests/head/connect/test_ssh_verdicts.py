@@ -16,7 +16,7 @@ import pytest
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.head.connect import fabric_login
 from orchestrator.head.connect.fabric_login import FabricConnection
-from orchestrator.head.connect.fleet import everywhere
+from orchestrator.head.connect.fleet import map_parallel
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
@@ -323,7 +323,7 @@ def test_jump_host_connection_is_shared(site: Site, tmp_path: Path) -> None:
     nodes = [own.destination("127.0.0.2", port=site.cluster.nodes[0].port) for _ in range(4)]
     connections = [
         connection
-        for connection in everywhere(nodes, lambda node: transport.connect_to(node, 60))
+        for connection in map_parallel(nodes, lambda node: transport.connect_to(node, 60))
         if isinstance(connection, FabricConnection)
     ]
     (through,) = {connection.through for connection in connections}

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.head.connect import ssh_config
 from orchestrator.head.connect.known_hosts import KnownFile
 from orchestrator.head.connect.ssh_config import SshConfig
-from orchestrator.head.connect.way import Here, Way, choose
+from orchestrator.head.connect.way import Here, Way, choose_way
 
 pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="no ssh to ask")
 
@@ -26,9 +26,9 @@ def way_to(tmp_path: Path, text: str, known: str = PLAIN, here: Here | None = No
     """Return the way to gpu01 with this ssh_config and this known_hosts."""
     (tmp_path / "config").write_text(text)
     config = SshConfig(tmp_path / "config")
-    settings = ssh_config.ask(config.file, "gpu01")
+    settings = ssh_config.ask_ssh(config.file, "gpu01")
     lines = KnownFile(known, Path("known_hosts")).about("gpu01")
-    return choose(settings, config.defaults(), lines, here or Here())
+    return choose_way(settings, config.defaults(), lines, here or Here())
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,10 @@ def test_written_out_defaults_choose_fabric(tmp_path: Path) -> None:
 
 
 def test_unknown_newer_option_chooses_ssh() -> None:
-    assert choose({"new": ("yes",)}, {"new": ("no",)}, [], Here()).by_ssh
-    assert choose({}, {"new": ("no",)}, [], Here()).by_ssh
+    assert choose_way({"new": ("yes",)}, {"new": ("no",)}, [], Here()).by_ssh
+    assert choose_way({}, {"new": ("no",)}, [], Here()).by_ssh
     known = KnownFile(PLAIN, Path("known_hosts")).about("gpu01")
-    assert not choose({"new": ("no",)}, {"new": ("no",)}, known, Here()).by_ssh
+    assert not choose_way({"new": ("no",)}, {"new": ("no",)}, known, Here()).by_ssh
 
 
 @pytest.mark.parametrize(

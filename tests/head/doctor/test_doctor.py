@@ -333,7 +333,7 @@ def slow_links(profile: str, fields: dict[str, Any], *theirs: str) -> list[Findi
     nodes = [
         ProbedNode(Node(node.name), known, node.reached) for node, known in case(*changed).seen
     ]
-    chosen = nccl_transport.choose(nodes, profile, frozenset(theirs), frozenset())
+    chosen = nccl_transport.choose_fabric(nodes, profile, frozenset(theirs), frozenset())
     needs = Needs(fabric=chosen.kind)
     seen = findings(case(*changed, full=False, needs=needs))
     return [finding for finding in seen if "the nodes meet over" in finding.what]

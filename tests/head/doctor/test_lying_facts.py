@@ -56,7 +56,7 @@ def test_plan_and_examination_survive_any_facts(
     target = Target("auto" if name else "engine", name, ())
     try:
         request = LaunchRequest(Where(), Config(launch=Launch()), target, (), ())
-        made_plan = plan.make(request, nodes, "job", "/x")
+        made_plan = plan.plan_job(request, nodes, "job", "/x")
         assert to_text(made_plan) and json.dumps(to_json(made_plan))
     except OrchestratorError as error:
         assert error.what

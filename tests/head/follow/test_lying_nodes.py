@@ -206,13 +206,13 @@ def test_unproved_end_may_still_run_on_its_node(follow: Follow) -> None:
 @example("a\0b")
 @example("\ud800")
 def test_output_paths_stay_below_directory(path: str) -> None:
-    if fetch.plain(path):
+    if fetch.is_plain_path(path):
         there = Path("/outputs") / path
         there.exists()  # a name that the file system takes
         assert there.is_relative_to("/outputs") and ".." not in there.parts
 
 
 def test_plain_refuses_invalid_names() -> None:
-    assert [fetch.plain(name) for name in ("a\0b", "\ud800", "\udcff", "ä")] == [
+    assert [fetch.is_plain_path(name) for name in ("a\0b", "\ud800", "\udcff", "ä")] == [
         *(False, False, True, True)
     ]

@@ -12,7 +12,7 @@ from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.follow import notify
 from orchestrator.head.follow.notify import Notifier, notifier_of, run_command
 from orchestrator.head.start import record as recording
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.request import resolve_request
 from orchestrator.records.experiment import NOTIFY, Attempt, Experiment, JobRecord, NodeRecord
 from orchestrator.records.outcome import JobVerdict
 from tests.node.running import alive, wait_until
@@ -30,8 +30,8 @@ URL = "https://hooks.example.org/services/T0/B0/hidden-part?token=1"
     ],
 )
 def test_shown_command_hides_arguments(written: str, shown: str, secrets: list[str]) -> None:
-    (checked,) = notify.checked([written, written])
-    assert notify.shown(checked) == shown and notify.secrets([checked]) == secrets
+    (checked,) = notify.check_commands([written, written])
+    assert notify.shown_command(checked) == shown and notify.secret_commands([checked]) == secrets
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_shown_command_hides_arguments(written: str, shown: str, secrets: list[s
 )
 def test_checked_refuses_invalid_command(written: str, problem: str, fix: str) -> None:
     with pytest.raises(UsageError) as refusal:
-        notify.checked([written])
+        notify.check_commands([written])
     assert problem in refusal.value.what and fix in refusal.value.fix
     assert "hidden" not in str(refusal.value)
 
@@ -54,7 +54,7 @@ def test_checked_refuses_invalid_command(written: str, problem: str, fix: str) -
 def test_launch_records_hide_secrets_of_notify() -> None:
     words = (f"curl -d @- '{URL}'", "./tell.sh")
     typed = ["master_launch", "--notify", words[0], f"--notify={words[1]}", "x"]
-    request = resolve(LaunchArguments(program=("x",), launch={"notify": words}), typed)
+    request = resolve_request(LaunchArguments(program=("x",), launch={"notify": words}), typed)
     assert request.notify == words
     shown = json.dumps([request.config.launch.notify, *recording.shown_command(request, typed)])
     assert "hidden-part" not in shown and "curl (redacted)" in shown and "./tell.sh" in shown
@@ -63,14 +63,14 @@ def test_launch_records_hide_secrets_of_notify() -> None:
 
 def test_notify_file_is_private(tmp_path: Path) -> None:
     experiment = Experiment(tmp_path)
-    assert notify.kept(experiment) == ()
+    assert notify.kept_commands(experiment) == ()
     experiment.write(NOTIFY, json.dumps((f"curl '{URL}'", "a b")))
     file = tmp_path / ".notify"
     assert file.stat().st_mode & 0o777 == 0o600
-    assert notify.kept(experiment) == (f"curl '{URL}'", "a b")
+    assert notify.kept_commands(experiment) == (f"curl '{URL}'", "a b")
     file.chmod(0o620)
     with pytest.raises(UsageError, match="written by another login"):
-        notify.kept(experiment)
+        notify.kept_commands(experiment)
 
 
 @pytest.mark.parametrize("text", ["{", "[[1]]", "[" * 100_000, "3", "\xff"])
@@ -78,7 +78,7 @@ def test_damaged_notify_file_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / ".notify").write_bytes(text.encode("latin-1"))
     (tmp_path / ".notify").chmod(0o600)
     with pytest.raises(UsageError, match="damaged"):
-        notify.kept(Experiment(tmp_path))
+        notify.kept_commands(Experiment(tmp_path))
 
 
 CAUSE = JobVerdict(

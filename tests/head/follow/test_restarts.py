@@ -10,8 +10,8 @@ from orchestrator.config.launch import Launch
 from orchestrator.head.follow.conclusion import after_attempt, step_reached
 from orchestrator.head.follow.restarts import (
     Decision,
-    because,
-    decide,
+    decide_restart,
+    restart_reason,
 )
 from orchestrator.records.experiment import Attempt, Experiment, JobRecord
 from orchestrator.records.outcome import JobVerdict
@@ -77,7 +77,7 @@ def attempts(*ends: tuple[dict[str, Any], int | None], **more: Any) -> list[Atte
 def test_decide_restarts_by_cause_and_limit(
     ends: list[tuple[dict[str, Any], int | None]], allowed: int, restarts: bool
 ) -> None:
-    assert decide(attempts(*ends), allowed).restart == restarts
+    assert decide_restart(attempts(*ends), allowed).restart == restarts
 
 
 def full(node: str) -> tuple[dict[str, Any], None]:
@@ -99,30 +99,30 @@ def full(node: str) -> tuple[dict[str, Any], None]:
 def test_decide_restarts_after_full_disk_if_spare_exists(
     nodes: str, spares: bool, restarts: bool
 ) -> None:
-    assert decide(attempts(*map(full, nodes)), 9, spares=spares).restart == restarts
+    assert decide_restart(attempts(*map(full, nodes)), 9, spares=spares).restart == restarts
 
 
 @pytest.mark.parametrize("state", ["done", "stopped"])
 def test_decide_leaves_attempt_that_did_not_fail(state: str) -> None:
     (attempt,) = attempts((KILLED, 10))
-    assert not decide([Attempt(**{**vars(attempt), "state": state})], 3).restart
+    assert not decide_restart([Attempt(**{**vars(attempt), "state": state})], 3).restart
 
 
 def test_decide_honours_exit_code_that_refuses_restart() -> None:
-    decision = decide(attempts((BUG, 10), codes=[93, 1]), 3)
+    decision = decide_restart(attempts((BUG, 10), codes=[93, 1]), 3)
     assert not decision.restart and "93" in decision.why
 
 
 def test_decide_ends_crash_loop_with_first_cause() -> None:
     ends = [(KILLED, 7), (BUG, 7), (KILLED, 7), ({**KILLED, "kind": "hang"}, 7)]
-    decision = decide(attempts(*ends), 9)
+    decision = decide_restart(attempts(*ends), 9)
     assert not decision.restart and decision.verdict is not None
     assert decision.verdict.kind == "exception"
     assert decision.why == (
         "3 attempts in a row got nowhere; the cause is that of attempt 2; attempt 3: a rank was"
         " killed: rank 2 on node 1; attempt 4: it hung: rank 2 on node 1"
     )
-    same = decide(attempts(*[(KILLED, 7)] * 4), 9)
+    same = decide_restart(attempts(*[(KILLED, 7)] * 4), 9)
     assert same.why.endswith("the cause is that of attempt 2")
 
 
@@ -147,7 +147,7 @@ def test_decide_counts_long_attempts_as_progress_if_steps_are_unknown(
         replace(one, ended=one.started + lasted[at], ran=ran[at] if ran else None)
         for at, one in enumerate(ends)
     ]
-    decision = decide(known, 9)
+    decision = decide_restart(known, 9)
     assert decision.restart == restarts
     if not restarts:
         assert "3 attempts in a row got nowhere" in decision.why
@@ -156,26 +156,26 @@ def test_decide_counts_long_attempts_as_progress_if_steps_are_unknown(
 def test_decide_names_why_attempt_could_not_start() -> None:
     """The cause is that of the first attempt; what kept the job from going on is another."""
     unstarted = {"kind": "start", "message": "b does not have ckpt.pt (no room)\nmore"}
-    decision = decide(attempts((KILLED, None), (unstarted, None), (unstarted, None)), 9)
+    decision = decide_restart(attempts((KILLED, None), (unstarted, None), (unstarted, None)), 9)
     assert not decision.restart and decision.verdict and decision.verdict.kind == "signal"
     assert "attempt 2: it could not be started: b does not have ckpt.pt (no room);" in decision.why
 
 
 def test_because_names_cause_in_words() -> None:
     (one,) = attempts(({"kind": "lost", "rank": None}, None))
-    assert because(one) == "node 1 lost"
+    assert restart_reason(one) == "node 1 lost"
     (two,) = attempts((KILLED, None))
-    assert because(two) == "a rank was killed: rank 2 on node 1"
-    assert decide([two], 1) == Decision(True, because(two), None)
+    assert restart_reason(two) == "a rank was killed: rank 2 on node 1"
+    assert decide_restart([two], 1) == Decision(True, restart_reason(two), None)
 
 
 def test_decide_counts_printed_steps_as_progress() -> None:
     """It was killed each 40 seconds, on another node each time, and went on from what it saved."""
     ends = attempts(*[(KILLED, None)] * 4)
     further = [replace(one, printed=8 * at) for at, one in enumerate(ends, 1)]
-    assert decide(further, 9).restart
+    assert decide_restart(further, 9).restart
     stuck = [replace(one, printed=8) for one in ends]
-    assert "3 attempts in a row got nowhere" in decide(stuck, 9).why
+    assert "3 attempts in a row got nowhere" in decide_restart(stuck, 9).why
 
 
 # -- what is written down of an attempt -------------------------------------------------------
@@ -241,7 +241,7 @@ def test_decide_does_not_blame_program_that_never_began() -> None:
     """The program has not run there, and the same disk may have space a moment later."""
     full = {"kind": "disk_full", "message": "b: No space left on device", "rank": None}
     one, two = attempts((full, None), (full, None), ran=0.0)
-    assert because(two) == "it could not be started: b: No space left on device"
-    assert decide([one, two], 5).restart
+    assert restart_reason(two) == "it could not be started: b: No space left on device"
+    assert decide_restart([one, two], 5).restart
     begun = [replace(each, log_before=[0, 0]) for each in (one, two)]
-    assert not decide(begun, 5).restart
+    assert not decide_restart(begun, 5).restart

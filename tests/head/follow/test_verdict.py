@@ -6,10 +6,10 @@ import pytest
 from orchestrator.head.follow import failure_kinds, verdict
 from orchestrator.head.follow.verdict import (
     Failure,
-    cause,
-    conclude,
+    conclude_verdict,
+    find_cause,
     not_started,
-    stopped,
+    stopped_verdict,
     to_lines,
 )
 from orchestrator.protocol.events import Ended, RankEnded
@@ -37,7 +37,7 @@ def ended(code: int, error: dict[str, Any] | None = None, rank: int = 3) -> dict
 
 
 def verdict_of(failures: list[Failure], ended_badly: int) -> JobVerdict:
-    found = conclude(failures, ended_badly)
+    found = conclude_verdict(failures, ended_badly)
     assert found is not None
     return found
 
@@ -575,11 +575,11 @@ NEVER = "Gloo connectFullMesh failed with [...] Connection refused, remote=[127.
 )
 def test_cause_is_independent_of_arrival_order(failures: list[Failure], wanted: int | None) -> None:
     expected = None if wanted is None else failures[wanted]
-    assert cause(failures) is expected
+    assert find_cause(failures) is expected
     # The order of their arrival does not count.
     for _ in range(5):
         shuffled = random.sample(failures, len(failures))
-        assert cause(shuffled) == expected
+        assert find_cause(shuffled) == expected
 
 
 def test_who_names_node_without_rank() -> None:
@@ -620,13 +620,13 @@ def test_verdict_counts_same_and_caused_failures() -> None:
         "  7 other ranks failed as a consequence",
         "what to do: fix the line that is named",
     ]
-    assert conclude([], 0) is None
+    assert conclude_verdict([], 0) is None
 
 
 def test_excerpt_keeps_end_and_message_of_traceback() -> None:
     frames = [f'  File "/w/{n}.py", line {n}, in f\n    g({n})\n    ~^^^' for n in range(40)]
     trace = "\n".join([verdict.TRACEBACK, *frames, "RuntimeError: missing", *["  key"] * 900])
-    shown = verdict.excerpt(trace.splitlines(), 10)
+    shown = verdict.excerpt_of(trace.splitlines(), 10)
     assert len(shown) == 10
     assert shown[:2] == [verdict.TRACEBACK, "... (75 lines left out)"]
     assert shown[-4:] == [
@@ -635,9 +635,9 @@ def test_excerpt_keeps_end_and_message_of_traceback() -> None:
         "  key",
         "... (899 lines left out)",
     ]
-    assert verdict.excerpt(["a", "b", "c"], 2) == ["... (2 lines left out)", "c"]
+    assert verdict.excerpt_of(["a", "b", "c"], 2) == ["... (2 lines left out)", "c"]
     dump = ["Fatal Python error: Segmentation fault", *frames[0].splitlines()[:1] * 9]
-    assert verdict.excerpt(dump, 3) == [*dump[:2], "... (8 lines left out)"]
+    assert verdict.excerpt_of(dump, 3) == [*dump[:2], "... (8 lines left out)"]
 
 
 def test_not_started_and_stopped_name_no_node() -> None:
@@ -645,7 +645,10 @@ def test_not_started_and_stopped_name_no_node() -> None:
     assert (told.kind, told.node, told.rank) == ("disk_full", None, None)
     assert to_lines(told)[-1].startswith("what to do: free some space")
     assert not_started("b: what?", 1.0).kind == "start"
-    assert (stopped("Ctrl-C", 1.0).kind, stopped("Ctrl-C", 1.0).fix) == ("stopped", "")
+    assert (stopped_verdict("Ctrl-C", 1.0).kind, stopped_verdict("Ctrl-C", 1.0).fix) == (
+        "stopped",
+        "",
+    )
 
 
 def test_of_silent_blames_silent_node() -> None:
@@ -662,5 +665,5 @@ def test_cause_of_equal_failures_is_earliest() -> None:
     said = Failure(0, "a", 1, 12.0, "exception", "ValueError: x")
     earlier = Failure(1, "b", 3, 11.0, "exception", "ValueError: x")
     other = Failure(1, "b", 2, 11.5, "exception", "KeyError: 1")
-    assert verdict.cause([said, earlier, other]) == said
-    assert verdict.cause([other, said, earlier]) == earlier
+    assert verdict.find_cause([said, earlier, other]) == said
+    assert verdict.find_cause([other, said, earlier]) == earlier

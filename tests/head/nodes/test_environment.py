@@ -7,7 +7,7 @@ import pytest
 from orchestrator.config.launch import Launch
 from orchestrator.head.nodes import activations
 from orchestrator.head.nodes.node_list import Node, parse_nodes
-from orchestrator.head.start.nodes import note_remembered, settled
+from orchestrator.head.start.nodes import note_remembered, settle_node
 
 MADE = "venv:~/.orchestrator/environments/0123456789abcdef"
 
@@ -16,7 +16,7 @@ def test_settled_uses_remembered_environment_and_notes_it() -> None:
     activations.remember_activations({"a": MADE.replace("0", "f")})
     activations.remember_activations({"a": MADE})
     nodes = [Node("a"), Node("b")]
-    assert [settled(node, Launch()).activate for node in nodes] == [MADE, None]
+    assert [settle_node(node, Launch()).activate for node in nodes] == [MADE, None]
     (note,) = note_remembered(nodes, Launch())
     assert note.startswith("a runs in the environment that `orchestrator bootstrap` made")
     assert "--activate none" in note and not note_remembered(nodes[1:], Launch())
@@ -43,7 +43,7 @@ def test_named_environment_overrides_remembered_one(
     activations.remember_activations({"a": MADE})
     (there,) = parse_nodes(f"a {options}", "list")
     asked = replace(Launch(), **launch)
-    assert settled(there, asked).activate == activate
+    assert settle_node(there, asked).activate == activate
     assert not note_remembered([there], asked)
 
 
@@ -53,6 +53,6 @@ def test_named_environment_overrides_remembered_one(
 )
 def test_wrap_of_node_list_overrides_option(options: str, wrap: str, result: str | None) -> None:
     (node,) = parse_nodes(f"a {options}", "list")
-    assert settled(node, replace(Launch(), wrap=wrap)).wrap == result
+    assert settle_node(node, replace(Launch(), wrap=wrap)).wrap == result
     # A command that launches nothing enters the node as the list says.
     assert bool(node.wrap) == ("docker" in options)

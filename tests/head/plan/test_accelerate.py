@@ -42,11 +42,11 @@ def planned(
         name = f"10.0.0.{i + 1}"
         seen = machine(f"eth0 {name}/24", gpus=count, port=29500, **known)
         found.append(ProbedNode(Node(name), seen, name))
-    settled = Config(launch=accelerate.settle(Launch(nproc=nproc), by))
-    config = accelerate.counted(settled, by, found, len(found))
+    settled = Config(launch=accelerate.settle_launch(Launch(nproc=nproc), by))
+    config = accelerate.count_ranks(settled, by, found, len(found))
     target = Target("auto", "train.py", ("--lr", "1e-4"))
-    made = plan.make(LaunchRequest(Where(), config, target, (), ()), found, "job", "/e")
-    return accelerate.planned(made, by, found)
+    made = plan.plan_job(LaunchRequest(Where(), config, target, (), ()), found, "job", "/e")
+    return accelerate.plan_accelerate(made, by, found)
 
 
 def files(made: Plan) -> list[dict[str, Any]]:
@@ -151,9 +151,9 @@ def test_invalid_config_file_is_refused(tmp_path: Path, text: str, words: str) -
 
 def test_asked_returns_accelerate_only_for_its_launcher(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("num_processes: -1")
-    assert accelerate.asked(None, None, "auto") is None
-    assert accelerate.asked("accelerate", None, "auto") == Accelerate()
-    found = accelerate.asked("slurm", tmp_path / "a.yaml", "module")
+    assert accelerate.accelerate_options(None, None, "auto") is None
+    assert accelerate.accelerate_options("accelerate", None, "auto") == Accelerate()
+    found = accelerate.accelerate_options("slurm", tmp_path / "a.yaml", "module")
     assert found is not None and found.number("num_processes") is None
     with pytest.raises(OrchestratorError, match="the built-in engine does not"):
-        accelerate.asked("accelerate", None, "engine")
+        accelerate.accelerate_options("accelerate", None, "engine")

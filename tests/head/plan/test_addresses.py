@@ -5,13 +5,13 @@ import pytest
 from orchestrator.common.errors import EXIT_CHECK, CheckFailed
 from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.plan.addresses import find
+from orchestrator.head.plan.addresses import find_addresses
 from tests.head.plan.probed import facts, interface
 
 
 def places(nodes: Sequence[Facts], reached: Sequence[str]) -> list[str]:
     """Return "address interface" of each machine, from the addresses that the head reached."""
-    found = find(
+    found = find_addresses(
         [ProbedNode(Node(one.hostname), one, by) for one, by in zip(nodes, reached, strict=True)]
     )
     return [f"{place.address} {place.interface}" for place in found]

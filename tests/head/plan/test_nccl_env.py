@@ -247,7 +247,7 @@ CLUSTERS = {
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_make_sets_variables_for_cluster(name: str) -> None:
     cluster = CLUSTERS[name]
-    net = nccl_env.make(cluster.nodes, cluster.profile)
+    net = nccl_env.make_network(cluster.nodes, cluster.profile)
     assert net.fabric.kind == cluster.kind
     count = len(cluster.nodes)
     wanted = list(cluster.told) * (count if len(cluster.told) == 1 else 1)
@@ -305,12 +305,12 @@ def test_slow_sockets_get_more_connections(
         )
         return ProbedNode(found.node, machine, found.reached)
 
-    net = nccl_env.make([one(1), one(2)])
+    net = nccl_env.make_network([one(1), one(2)])
     assert told(net, 0).get("NCCL_SOCKET_NTHREADS") == count
     assert told(net, 0).get("NCCL_NSOCKS_PERTHREAD") == count
     if count and speed:
         assert f"{speed // 1000} Gb/s" in why(net, "NCCL_SOCKET_NTHREADS")
-    cards_instead = nccl_env.make([node(n, rdma=EIGHT) for n in (1, 2)])
+    cards_instead = nccl_env.make_network([node(n, rdma=EIGHT) for n in (1, 2)])
     assert "NCCL_SOCKET_NTHREADS" not in told(cards_instead, 0)
 
 
@@ -318,23 +318,25 @@ def test_slow_sockets_get_more_connections(
 def test_user_choice_of_cards_is_kept(name: str) -> None:
     """Nothing that we compute may contradict it, and a mix is theirs to know."""
     members = [node(1, rdma=EIGHT), node(2)]
-    net = nccl_env.make(members, theirs=frozenset({name}))
+    net = nccl_env.make_network(members, theirs=frozenset({name}))
     assert (net.fabric.kind, told(net, 0)) == ("yours", sockets())
     assert name in net.hints[0]
-    hinted = nccl_env.make(members, hinted=frozenset({name, "NCCL_DEBUG"}))
+    hinted = nccl_env.make_network(members, hinted=frozenset({name, "NCCL_DEBUG"}))
     assert (hinted.fabric.kind, told(hinted, 0)) == ("yours", sockets())
     with pytest.raises(CheckFailed):
-        nccl_env.make(members, hinted=frozenset({"NCCL_DEBUG"}))
+        nccl_env.make_network(members, hinted=frozenset({"NCCL_DEBUG"}))
 
 
 def test_hint_for_some_nodes_keeps_settings_of_others() -> None:
-    net = nccl_env.make([node(n, rdma=EIGHT) for n in (1, 2)], hinted=frozenset({"NCCL_IB_HCA"}))
+    net = nccl_env.make_network(
+        [node(n, rdma=EIGHT) for n in (1, 2)], hinted=frozenset({"NCCL_IB_HCA"})
+    )
     assert "NCCL_IB_HCA" in told(net, 0)
 
 
 def test_variable_set_on_node_is_kept() -> None:
     own = {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "WARN"}
-    net = nccl_env.make([node(1, environment=own), node(2)])
+    net = nccl_env.make_network([node(1, environment=own), node(2)])
     assert told(net, 0) == {"NCCL_SOCKET_IFNAME": "ib0", "GLOO_SOCKET_IFNAME": "eth0"}
     assert why(net, "NCCL_SOCKET_IFNAME") == "set on the node itself; computed: =eth0"
     assert [setting.yours for setting in net.settings[0]] == [True, False]
@@ -342,7 +344,7 @@ def test_variable_set_on_node_is_kept() -> None:
 
 
 def test_ifname_of_node_list_is_used() -> None:
-    net = nccl_env.make([node(1, ifname="ib0"), node(2)])
+    net = nccl_env.make_network([node(1, ifname="ib0"), node(2)])
     assert told(net, 0) == sockets("ib0")
     assert [(s.why, s.yours) for s in net.settings[0]] == [("ifname= in the node list", True)] * 2
 
@@ -360,7 +362,7 @@ def test_ifname_of_node_list_is_used() -> None:
 def test_invalid_ifname_is_refused(ifname: str, words: str) -> None:
     others = [interface("eth1", state="down"), interface("eth2")]
     with pytest.raises(CheckFailed) as failed:
-        nccl_env.make([node(1), node(2, interfaces=others, ifname=ifname)])
+        nccl_env.make_network([node(1), node(2, interfaces=others, ifname=ifname)])
     assert words in failed.value.what
 
 
@@ -372,7 +374,7 @@ def test_invalid_ifname_is_refused(ifname: str, words: str) -> None:
     ],
 )  # fmt: skip
 def test_unmatched_patterns_agree_with_nccl(patterns: str, misses: bool) -> None:
-    assert nccl_env.unmatched(patterns, node(1)) == misses
+    assert nccl_env.matches_no_interface(patterns, node(1)) == misses
 
 
 # -- what cannot work ---------------------------------------------------------------------------
@@ -422,7 +424,7 @@ IMPOSSIBLE: dict[str, tuple[list[ProbedNode], str, str]] = {
 def test_impossible_fabric_is_refused(name: str) -> None:
     members, profile, words = IMPOSSIBLE[name]
     with pytest.raises(CheckFailed) as failed:
-        nccl_env.make(members, profile)
+        nccl_env.make_network(members, profile)
     assert words in failed.value.what
     assert failed.value.fix and "nccl." in failed.value.fix
     assert failed.value.exit_code == EXIT_CHECK
@@ -431,4 +433,4 @@ def test_impossible_fabric_is_refused(name: str) -> None:
 def test_error_counts_many_nodes() -> None:
     members = [node(n, rdma=EIGHT) for n in range(1, 9)] + [node(9)]
     with pytest.raises(CheckFailed, match=r"gpu\[01-08\] would use InfiniBand"):
-        nccl_env.make(members)
+        nccl_env.make_network(members)

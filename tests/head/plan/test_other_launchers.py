@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.head.plan.other_launchers import refuse, refuse_script
+from orchestrator.head.plan.other_launchers import refuse_launchers, refuse_script
 from tests.typed import typed
 
 
@@ -32,7 +32,7 @@ from tests.typed import typed
 )
 def test_refuse_names_the_program_behind_another_launcher(typed: str, instead: str) -> None:
     with pytest.raises(UsageError, match="starts ranks by itself") as error:
-        refuse(shlex.split(typed))
+        refuse_launchers(shlex.split(typed))
     assert error.value.fix == f"type: master_launch {instead} ...; its options: docs/coming-from"
 
 
@@ -53,7 +53,7 @@ def test_refuse_names_the_program_behind_another_launcher(typed: str, instead: s
     ],
 )
 def test_refuse_accepts_program_that_starts_no_ranks(typed: str) -> None:
-    refuse(shlex.split(typed))
+    refuse_launchers(shlex.split(typed))
 
 
 def test_refuse_accepts_users_file_of_that_name(
@@ -61,11 +61,11 @@ def test_refuse_accepts_users_file_of_that_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "composer").touch()
-    refuse(["composer", "-n", "2"])
+    refuse_launchers(["composer", "-n", "2"])
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/torchrun").touch()
     with pytest.raises(UsageError):
-        refuse(["bin/torchrun", "train.py"])
+        refuse_launchers(["bin/torchrun", "train.py"])
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_refuse_accepts_users_file_of_that_name(
 )
 def test_refuse_names_program_without_ranks(words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError, match=words[0]):
-        refuse(words)
+        refuse_launchers(words)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_refuse_names_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.ipynb").write_text('{"cells": []}')
     with pytest.raises(UsageError, match="is a notebook, not a program"):
-        refuse(["train.ipynb"])
+        refuse_launchers(["train.ipynb"])
 
 
 def test_launch_refuses_syntax_error_before_asking_nodes(tmp_path: Path) -> None:

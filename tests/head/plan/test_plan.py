@@ -16,7 +16,7 @@ from orchestrator.config.schema import Config, DistributedConfig, FsdpConfig, Nc
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import parse_nodes
 from orchestrator.head.plan import plan
-from orchestrator.head.plan.dry_run import quoted, shell_lines, to_json, to_text
+from orchestrator.head.plan.dry_run import quote_word, shell_lines, to_json, to_text
 from orchestrator.head.plan.model import EnvSetting, Plan
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.protocol.spec import Target
@@ -59,7 +59,7 @@ def make(
 ) -> Plan:
     config = config or Config(launch=Launch(**launch))
     request = LaunchRequest(Where(), config, target, tuple(settings_of(env or {})), ())
-    return plan.make(request, machines, "job", "/experiment")
+    return plan.plan_job(request, machines, "job", "/experiment")
 
 
 # -- ranks ------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def pasted(made: Plan, index: int, shell: str = "bash") -> tuple[list[str], str,
 @pytest.mark.parametrize("word", ["=eth0", "a=b", "~", "$x", "it's", ""])
 def test_quoted_word_is_safe_for_zsh(word: str) -> None:
     """There is no zsh here: what it would replace by a program's path, =eth0, stands in quotes."""
-    text = quoted(word)
+    text = quote_word(word)
     assert shlex.split(text) == [word]
     assert not text.startswith(("=", "~", "$"))
 

@@ -6,10 +6,10 @@ from orchestrator.common.hiding import hide_secrets
 from orchestrator.head.plan.model import EnvSetting
 from orchestrator.head.plan.redact import (
     env_apart,
-    listed,
-    redacted,
+    listed_variables,
+    redact_variables,
     redacted_command,
-    settings,
+    shown_settings,
 )
 
 HIDDEN = "(redacted)"
@@ -24,7 +24,7 @@ HIDDEN = "(redacted)"
      "AZURE_STORAGE_CONNECTION_STRING", "AUTHORIZATION"],
 )  # fmt: skip
 def test_secret_is_known_by_name(name: str) -> None:
-    assert redacted({name: "s3cret"}) == {name: HIDDEN}
+    assert redact_variables({name: "s3cret"}) == {name: HIDDEN}
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_secret_is_known_by_name(name: str) -> None:
      "OMP_NUM_THREADS", "PYTHONPATH"],
 )  # fmt: skip
 def test_harmless_value_is_kept(name: str) -> None:
-    assert redacted({name: "value"}) == {name: "value"}
+    assert redact_variables({name: "value"}) == {name: "value"}
 
 
 @pytest.mark.parametrize(
@@ -55,12 +55,12 @@ def test_harmless_value_is_kept(name: str) -> None:
     ],
 )
 def test_login_in_url_is_hidden(value: str, shown: str) -> None:
-    assert redacted({"PROXY": value}) == {"PROXY": shown}
+    assert redact_variables({"PROXY": value}) == {"PROXY": shown}
     assert redacted_command(["run", value]) == ["run", shown]
 
 
 def test_names_are_sorted() -> None:
-    assert list(redacted({"B": "", "A": "", "C": ""})) == ["A", "B", "C"]
+    assert list(redact_variables({"B": "", "A": "", "C": ""})) == ["A", "B", "C"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_listed_shows_known_variables_alone() -> None:
         "SLURM_JOB_TOKEN": "x",
         "HF_HOME": "/x",
     }
-    assert listed(env) == {
+    assert listed_variables(env) == {
         "HF_HOME": "(not shown)",
         "MINE": "(not shown)",
         "NCCL_DEBUG": "INFO",
@@ -115,7 +115,7 @@ def test_settings_show_env_values_unless_secret() -> None:
         EnvSetting("A_TOKEN", "z", "config env:", yours=True),
         EnvSetting("NCCL_DEBUG", "INFO", "--env", yours=True),
     ]
-    assert settings(chosen) == {
+    assert shown_settings(chosen) == {
         "AT": "(yours)",
         "A_TOKEN": HIDDEN,
         "EPOCHS": "40",
@@ -128,7 +128,7 @@ def test_settings_show_env_values_unless_secret() -> None:
 
 def test_hide_replaces_secret_everywhere() -> None:
     secret = EnvSetting("NCCL_KEY", "hunter2", "--secret", yours=True, secret=True)
-    assert settings([secret]) == {"NCCL_KEY": HIDDEN}
+    assert shown_settings([secret]) == {"NCCL_KEY": HIDDEN}
     data = {"a": ["--key=hunter2", 3, None], "b": secret}
     hidden = hide_secrets(data, ["hunter2"])
     assert hidden == {"a": [f"--key={HIDDEN}", 3, None], "b": replace(secret, value=HIDDEN)}

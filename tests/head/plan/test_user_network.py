@@ -14,7 +14,7 @@ def warned(name: str, value: str, *, yours: bool = True) -> list[str]:
     machines = found("a\nb", rdma=(infiniband("mlx5_0"),))
     setting = EnvSetting(name, value, "--env", yours=yours)
     nodes = [replace(n, settings=(*n.settings, setting)) for n in make(machines).nodes]
-    return nccl_env.warnings(zip(machines, nodes, strict=True))
+    return nccl_env.setting_warnings(zip(machines, nodes, strict=True))
 
 
 @pytest.mark.parametrize(

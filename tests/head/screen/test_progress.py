@@ -63,7 +63,7 @@ def test_counted_shows_nodes_as_they_answer(
         return node
 
     with counted_work("connecting", answer, [0, 1, 2]) as counting:
-        waiting = threading.Thread(target=fleet.everywhere, args=([0, 1, 2], counting))
+        waiting = threading.Thread(target=fleet.map_parallel, args=([0, 1, 2], counting))
         waiting.start()
         wait_until(lambda: "connecting 2/3 nodes" in terminal.lines()[-1])
         gate.set()

@@ -7,8 +7,8 @@ import pytest
 
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.launch import LaunchArguments, Where
-from orchestrator.head.start.claims import holders, is_done, obstacles, wait_for_others
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.claims import find_obstacles, is_done, name_holders, wait_for_others
+from orchestrator.head.start.request import resolve_request
 from orchestrator.protocol.requests.claims import RUNNING, WAITING, ClaimEntry
 from orchestrator.protocol.requests.start import LockTableState
 from orchestrator.records import experiments
@@ -46,24 +46,24 @@ def node(free: int, wants: int, *entries: ClaimEntry) -> LockTableState:
     ],
 )
 def test_obstacles_name_earlier_claims(mine: ClaimEntry, page: LockTableState, why: str) -> None:
-    assert obstacles(mine, {"a": page}, 1) == ({"a": why} if why else {})
+    assert find_obstacles(mine, {"a": page}, 1) == ({"a": why} if why else {})
 
 
 def test_obstacles_are_empty_if_enough_nodes_are_free() -> None:
     there = {"a": node(8, 8), "b": node(7, 8, runs("x", 1)), "c": node(8, 8)}
-    assert obstacles(waits("m", 9), there, 2) == {}
-    assert obstacles(waits("m", 9), there, 3) == {"b": "7 of 8 free"}
+    assert find_obstacles(waits("m", 9), there, 2) == {}
+    assert find_obstacles(waits("m", 9), there, 3) == {"b": "7 of 8 free"}
 
 
 def test_holders_names_job_with_rest_of_gpus() -> None:
     there = node(4, 8, runs("x", 4), waits("y", 3), waits("z", 99))
-    assert holders(there) == "; bob's x has the rest"
-    assert holders(node(8, 8)) == ""
+    assert name_holders(there) == "; bob's x has the rest"
+    assert name_holders(node(8, 8)) == ""
 
 
 def test_is_done_follows_state_of_other_job(tmp_path: Path) -> None:
     arguments = LaunchArguments(program=("train.py",), where=Where(experiments=tmp_path))
-    request = resolve(arguments, ["master_launch"])
+    request = resolve_request(arguments, ["master_launch"])
     experiment = experiments.create_experiment(tmp_path, "first")
     name, record = experiment.name, JobRecord("first-1", "first", "running", ["x"], [], 1.0)
     for state, done in (("running", False), ("restarting", False), ("done", True)):
@@ -74,4 +74,4 @@ def test_is_done_follows_state_of_other_job(tmp_path: Path) -> None:
         is_done(request, name)
     arguments = replace(arguments, launch={"after": ("first_",)})
     with pytest.raises(UsageError, match=f"no experiment 'first_' in .*did you mean '{name}'"):
-        wait_for_others(resolve(arguments, ["master_launch"]))
+        wait_for_others(resolve_request(arguments, ["master_launch"]))

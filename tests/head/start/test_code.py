@@ -10,7 +10,7 @@ import pytest
 from orchestrator.common.errors import CheckFailed
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.start.code import begin_scan, tree_for
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.request import resolve_request
 from orchestrator.head.transfer.listing import Rules
 from orchestrator.head.transfer.scan import Scan
 
@@ -53,7 +53,7 @@ def test_secret_files_never_travel(
     for name in ("train.py", "variables", "conf/real"):
         (tmp_path / name).write_text("HF_TOKEN=abc")
     (tmp_path / "linked").symlink_to("conf/real")
-    request = resolve(
+    request = resolve_request(
         LaunchArguments(
             program=("train.py",),
             env_file=("variables", str(tmp_path / "linked")),

@@ -17,7 +17,7 @@ from orchestrator.head.start import gather
 from orchestrator.head.start.gather import Gathering, NotBack
 from orchestrator.head.start.launch import NotStarted
 from orchestrator.head.start.record import not_started
-from orchestrator.head.start.selection import Candidate, choose
+from orchestrator.head.start.selection import Candidate, choose_candidates
 from orchestrator.protocol.requests.claims import Taken
 from orchestrator.protocol.requests.follow import LivingRuns
 from orchestrator.protocol.requests.start import Claim, Claimed
@@ -298,13 +298,13 @@ def named(node: Candidate) -> Candidate:
 def test_choose_prefers_same_nodes_then_spares_then_fewer(
     candidates: list[Candidate], least: int, most: int, nodes: str, words: list[str]
 ) -> None:
-    choice = choose(candidates, least, most)
+    choice = choose_candidates(candidates, least, most)
     assert ("".join(choice.nodes), list(choice.words)) == (nodes, words)
     assert not choice.problem
 
 
 def test_choose_names_too_few_nodes() -> None:
-    choice = choose([A, lost(B), replace(C, problem="is lost")], 2, 3)
+    choice = choose_candidates([A, lost(B), replace(C, problem="is lost")], 2, 3)
     assert choice.nodes == ()
     assert choice.problem == (
         f"the job needs at least 2 nodes, and 1 can be used: b {GONE}; c is lost"
@@ -332,7 +332,7 @@ def test_choose_is_sound_for_any_failures(
         replace(node, place=place if place < running else None)
         for place, node in enumerate(candidates)
     ]
-    choice = choose(candidates, least, most)
+    choice = choose_candidates(candidates, least, most)
     by_name = {node.name: node for node in candidates}
     chosen = [by_name[name] for name in choice.nodes]
     assert all(not node.problem for node in chosen)

@@ -46,7 +46,7 @@ def test_release_reaches_every_node_of_job(monkeypatch: pytest.MonkeyPatch, tmp_
         index: SimpleNamespace(ask=lambda order, _, name=name: told.update({name: order}))
         for index, name in ((0, "a"), (1, "s"))
     }
-    job.release(record, cast(Any, channels), cast(Any, None))
+    job.release_job(record, cast(Any, channels), cast(Any, None))
     assert {name: (order.job, order.node) for name, order in told.items()} == {
         "a": ("run-1", 0),
         "s": ("run-1", 1),

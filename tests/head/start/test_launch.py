@@ -17,7 +17,7 @@ from orchestrator.head.screen import output
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.head.start import launch
 from orchestrator.head.start.gather import Gathered, parts_of
-from orchestrator.head.start.parts import meet, places
+from orchestrator.head.start.parts import first_placement, placements_of_attempt
 from orchestrator.head.start.record import failed_to_start, not_started, with_line
 from orchestrator.protocol.requests.request import Nothing
 from orchestrator.protocol.requests.start import (
@@ -101,7 +101,9 @@ def test_rank_env_decides_whether_hosts_are_listed(rank_env: str, told: tuple[st
         launch=replace(job.launch, rank_env=rank_env),
         nodes=[replace(node, address=node.name) for node in job.nodes],
     )
-    found = places(job, meet(job, "a", TakenPorts(port=29500, peers_port=1)), 2)
+    found = placements_of_attempt(
+        job, first_placement(job, "a", TakenPorts(port=29500, peers_port=1)), 2
+    )
     assert [place.hosts for place in found] == [told, told]
 
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.head.start import claims
-from orchestrator.head.start.claims import NodeClaim, hold
+from orchestrator.head.start.claims import NodeClaim, hold_gpus
 from orchestrator.protocol.requests.claims import RUNNING, STARTING, DeviceRequest, Taken
 from orchestrator.protocol.requests.request import Nothing, Request
 from orchestrator.protocol.requests.start import Claim, Claimed
@@ -66,7 +66,7 @@ class Played:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(claims.fleet, "ask_channels", ask)
             try:
-                return not hold(self.wanted).missing
+                return not hold_gpus(self.wanted).missing
             except NextAsked as next_one:
                 return cast(Asked, next_one.args[0])
 

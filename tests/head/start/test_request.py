@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.start.request import resolve, target_of
+from orchestrator.head.start.request import resolve_request, target_of
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_resolve_makes_activate_path_absolute(
     typed: str, meant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    request = resolve(LaunchArguments(program=("t.py",), launch={"activate": typed}))
+    request = resolve_request(LaunchArguments(program=("t.py",), launch={"activate": typed}))
     expected = meant.format(here=tmp_path, above=tmp_path.parent)
     assert request.config.launch.activate == expected
 
@@ -79,8 +79,8 @@ def test_resolve_makes_activate_path_absolute(
 def test_resolve_suggests_nearest_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("slow.py").touch()
-    assert resolve(LaunchArguments(program=("solw.py",))).target.near.endswith("'slow.py'?")
-    assert not resolve(LaunchArguments(program=("slow.py",))).target.near
+    assert resolve_request(LaunchArguments(program=("solw.py",))).target.near.endswith("'slow.py'?")
+    assert not resolve_request(LaunchArguments(program=("slow.py",))).target.near
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,4 @@ def test_resolve_suggests_nearest_file(tmp_path: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_resolve_names_experiment_after_script(typed: dict[str, Any], name: str) -> None:
-    assert resolve(LaunchArguments(**typed)).config.launch.name == name
+    assert resolve_request(LaunchArguments(**typed)).config.launch.name == name

@@ -12,8 +12,8 @@ from orchestrator.config.launch import Launch, LaunchArguments
 from orchestrator.head.connect.reach import Reached
 from orchestrator.head.nodes.node_list import parse_nodes
 from orchestrator.head.start import selection
-from orchestrator.head.start.nodes import Bounds, Nodes, candidates
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.nodes import Bounds, Nodes, candidate_nodes
+from orchestrator.head.start.request import resolve_request
 from orchestrator.protocol.facts import Disk
 from tests.head.plan.probed import facts
 
@@ -32,7 +32,7 @@ LIST = "a\nb\nc spare\nd\ne spare\n"
     ],
 )
 def test_candidates_put_spares_last(nnodes: str | int | None, least: int, most: int) -> None:
-    nodes, bounds = candidates(parse_nodes(LIST, "list"), Launch(nnodes=nnodes))
+    nodes, bounds = candidate_nodes(parse_nodes(LIST, "list"), Launch(nnodes=nnodes))
     assert "".join(node.host for node in nodes) == "abdce"
     assert (bounds.least, bounds.most) == (least, most)
 
@@ -40,7 +40,7 @@ def test_candidates_put_spares_last(nnodes: str | int | None, least: int, most: 
 def test_candidates_refuse_too_few_nodes() -> None:
     nodes = parse_nodes(LIST, "list")
     with pytest.raises(UsageError, match="--nnodes 6: the node list has 5 nodes"):
-        candidates(nodes, Launch(nnodes=6))
+        candidate_nodes(nodes, Launch(nnodes=6))
 
 
 # -- of those that were reached ---------------------------------------------------------------
@@ -58,7 +58,7 @@ def reached(text: str, **odd: Any) -> tuple[Reached, ...]:
 
 
 def chosen(nodes: tuple[Reached, ...], least: int, most: int, check: str = "quick") -> Nodes:
-    request = resolve(LaunchArguments(program=("train.py",)), ["master_launch"])
+    request = resolve_request(LaunchArguments(program=("train.py",)), ["master_launch"])
     launch = replace(request.config.launch, check=check)
     request = replace(request, config=replace(request.config, launch=launch))
     there = Nodes(
@@ -67,7 +67,7 @@ def chosen(nodes: tuple[Reached, ...], least: int, most: int, check: str = "quic
         master=nodes[0].node.name,
         lost=((parse_nodes("x", "list")[0], NodeError("it does not answer")),),
     )
-    return selection.select(request, there, hold=False)
+    return selection.select_nodes(request, there, hold=False)
 
 
 NO_TORCH: dict[str, Any] = {"torch": ""}
@@ -108,11 +108,11 @@ def test_chosen_notes_each_change() -> None:
 
 
 def test_check_refusal_is_about_errors_not_warnings() -> None:
-    request = resolve(LaunchArguments(program=("train.py",)), ["master_launch"])
+    request = resolve_request(LaunchArguments(program=("train.py",)), ["master_launch"])
     nodes = reached("a\nb", a={"clock_offset": 2.5}, b=NO_TORCH)
     there = Nodes(cast(Any, None), cast(Any, None), nodes, bounds=Bounds(2, 2), master="a")
     with pytest.raises(CheckFailed, match="clock:") as refused:
-        selection.check(request, there)
+        selection.check_nodes(request, there)
     assert topic_of(refused.value.about) == "no-torch" and "clock" not in refused.value.about
 
 

@@ -16,7 +16,7 @@ HERE = {"HERE": "from here", "WANDB_MODE": "offline", "WANDB_API_KEY": "k", "HOM
 
 
 def parsed(text: str) -> dict[str, str]:
-    return variables.parse(text, "f.env", HERE)
+    return variables.parse_variables(text, "f.env", HERE)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_given_lets_later_sources_win(tmp_path: Path) -> None:
     arguments = LaunchArguments(
         env_file=(str(file),), env=("A=typed", "WANDB_MODE"), secret=("HERE",)
     )
-    settings = variables.given(arguments, HERE)
+    settings = variables.user_variables(arguments, HERE)
     assert {s.name: s.value for s in settings} == {
         "A": "typed",
         "B": "file",
@@ -143,5 +143,5 @@ def test_secret_value_is_asked_without_echo() -> None:
 def test_env_file_marks_secrets_by_name(tmp_path: Path, line: str, secret: bool) -> None:
     file = tmp_path / "f.env"
     file.write_text(line + "\n")
-    (setting,) = variables.given(LaunchArguments(env_file=(str(file),)), {})
+    (setting,) = variables.user_variables(LaunchArguments(env_file=(str(file),)), {})
     assert setting.secret is secret

@@ -32,9 +32,9 @@ def scan(directory: Path) -> Tree:
 
 
 def test_restore_gives_same_tree(tree: Tree, tmp_path: Path) -> None:
-    archive.write(tree, tmp_path / "code.tar.gz")
+    archive.write_archive(tree, tmp_path / "code.tar.gz")
     assert (tmp_path / "code.tar.gz").stat().st_mode & 0o777 == 0o600
-    archive.restore(tmp_path / "code.tar.gz", tree.digest, tmp_path / "again")
+    archive.restore_archive(tmp_path / "code.tar.gz", tree.digest, tmp_path / "again")
     assert scan(tmp_path / "again").entries == tree.entries
 
 
@@ -46,8 +46,8 @@ def test_write_leaves_out_large_files_by_name(tree: Tree, tmp_path: Path) -> Non
         found.tree()
     scanned = found.ready(60)
     assert scanned is not None
-    kept = archive.write(scanned, tmp_path / "code.tar.gz", 100_000)
-    archive.restore(tmp_path / "code.tar.gz", kept.digest, tmp_path / "again")
+    kept = archive.write_archive(scanned, tmp_path / "code.tar.gz", 100_000)
+    archive.restore_archive(tmp_path / "code.tar.gz", kept.digest, tmp_path / "again")
     assert kept.digest == tree.digest
     words = archive.not_kept(found, scanned, kept)
     assert "without large files: weights.bin has 3 MB" in words and "huge.bin has 5 MB" in words
@@ -57,20 +57,20 @@ def test_write_leaves_out_large_files_by_name(tree: Tree, tmp_path: Path) -> Non
 def test_write_skips_file_edited_since_scan(tree: Tree, tmp_path: Path) -> None:
     (tmp_path / "work/empty").write_text("no more")
     # The file was empty when it was read.
-    archive.write(tree, tmp_path / "code.tar.gz")
+    archive.write_archive(tree, tmp_path / "code.tar.gz")
     (tmp_path / "work/pkg/run.sh").write_text("y" * 5000)
-    archive.write(tree, tmp_path / "other.tar.gz")
+    archive.write_archive(tree, tmp_path / "other.tar.gz")
     assert not list(tmp_path.glob("*other*"))
 
 
 def test_restore_refuses_other_code(tree: Tree, tmp_path: Path) -> None:
     kept = tmp_path / "code.tar.gz"
-    archive.write(tree, kept)
+    archive.write_archive(tree, kept)
     with pytest.raises(CheckFailed, match="is not the code that this run had"):
-        archive.restore(kept, "0" * 64, tmp_path / "other")
+        archive.restore_archive(kept, "0" * 64, tmp_path / "other")
     kept.write_bytes(kept.read_bytes()[:300])
     with pytest.raises(CheckFailed, match="cannot be read"):
-        archive.restore(kept, tree.digest, tmp_path / "again")
+        archive.restore_archive(kept, tree.digest, tmp_path / "again")
 
 
 @pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/../../evil"])
@@ -81,7 +81,7 @@ def test_restore_writes_nothing_outside(tmp_path: Path, name: str) -> None:
         info.size = 1
         file.addfile(info, io.BytesIO(b"x"))
     with pytest.raises(CheckFailed, match=r"cannot be read|is not the code"):
-        archive.restore(kept, "0" * 64, tmp_path / "inside/directory")
+        archive.restore_archive(kept, "0" * 64, tmp_path / "inside/directory")
     assert not [path for path in tmp_path.rglob("evil") if "inside/directory" not in str(path)]
 
 
@@ -93,5 +93,5 @@ def test_restore_follows_no_link(tmp_path: Path) -> None:
         file.addfile(link)
         file.addfile(tarfile.TarInfo("out/evil"))
     with pytest.raises(CheckFailed, match="cannot be read"):
-        archive.restore(kept, "0" * 64, tmp_path / "inside")
+        archive.restore_archive(kept, "0" * 64, tmp_path / "inside")
     assert not (tmp_path / "evil").exists()

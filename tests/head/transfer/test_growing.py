@@ -193,7 +193,7 @@ def test_bring_fetches_last_lines(node: Node, here: Path) -> None:
     (here / METRICS).write_text(steps(1, 10, 1))
     node.write(METRICS, steps(1, 7, 1) + steps(8, 10, 2))
     channel = cast("Any", SimpleNamespace(ask=lambda request, _: node.session.answer(request)))
-    said, _ = home.bring(channel, GrowingFiles(JOB, NODE, here))
+    said, _ = home.bring_outputs(channel, GrowingFiles(JOB, NODE, here))
     assert not said
     assert (here / METRICS).read_text() == steps(1, 7, 1) + steps(8, 10, 2)
 

@@ -59,7 +59,9 @@ def with_step(root: Path, index: int, names: str, size: int = 3) -> PulledNode:
 
 
 def test_gather_takes_each_part_once(tmp_path: Path) -> None:
-    givers, short = pull.gather([with_step(tmp_path, 0, "ab"), with_step(tmp_path, 2, "bc")])
+    givers, short = pull.checkpoint_sources(
+        [with_step(tmp_path, 0, "ab"), with_step(tmp_path, 2, "bc")]
+    )
     given = {"a": 0, "b": 2, "c": 2, "manifest.json": 0}
     assert givers == {f"{STEP}/{name}": node for name, node in given.items()}
     assert short == {}
@@ -67,6 +69,6 @@ def test_gather_takes_each_part_once(tmp_path: Path) -> None:
 
 def test_gather_names_missing_or_damaged_parts(tmp_path: Path) -> None:
     nodes = [with_step(tmp_path, 0, "ab"), with_step(tmp_path, 1, "c", size=2)]
-    assert pull.gather(nodes) == ({}, {STEP: "step 8 lacks c (written by nc)"})
+    assert pull.checkpoint_sources(nodes) == ({}, {STEP: "step 8 lacks c (written by nc)"})
     broken = replace(offered(tmp_path, 0), manifests={STEP: b"{"})
-    assert "no JSON" in pull.gather([broken])[1][STEP]
+    assert "no JSON" in pull.checkpoint_sources([broken])[1][STEP]

@@ -29,9 +29,9 @@ def push(tmp_path: Path) -> Push:
     node = NumberedNode(0, Node("here", python=sys.executable))
 
     def push(source: str = "here", destination: str = "there", dry_run: bool = False) -> Moved:
-        cargo = pushing.load(tmp_path / source, f"{tmp_path}/{destination}")
+        cargo = pushing.load_cargo(tmp_path / source, f"{tmp_path}/{destination}")
         bar = ProgressBar("sending", 0)
-        (result,) = pushing.push(LocalTransport(), [node], cargo, bar, dry_run=dry_run)
+        (result,) = pushing.push_cargo(LocalTransport(), [node], cargo, bar, dry_run=dry_run)
         assert result.error is None, result.error
         return result
 
@@ -89,11 +89,11 @@ def test_push_renames_single_file(push: Push, tmp_path: Path) -> None:
 
 def test_load_refuses_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
-        pushing.load(tmp_path / "nothing", None)
+        pushing.load_cargo(tmp_path / "nothing", None)
     with pytest.raises(UsageError, match="in full"):
-        pushing.load(tmp_path, "relative")
+        pushing.load_cargo(tmp_path, "relative")
     with pytest.raises(UsageError, match="DST is empty"):
-        pushing.load(tmp_path, "")
+        pushing.load_cargo(tmp_path, "")
 
 
 def test_push_onto_taken_name_is_explained(push: Push, tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_push_onto_taken_name_is_explained(push: Push, tmp_path: Path) -> None:
     (tmp_path / "there/file").mkdir(parents=True)
     part = push("here/file", "there/file")
     assert part.failed == {"file": IS_DIRECTORY}
-    cargo = pushing.load(tmp_path / "here/file", str(tmp_path / "there/file"))
+    cargo = pushing.load_cargo(tmp_path / "here/file", str(tmp_path / "there/file"))
     (note,) = notes_on(cargo, [part])
     assert note.endswith(f"write a / at the end: {tmp_path}/there/file/")
     assert push("here/file", "there/file/").files == ["file"]

@@ -247,13 +247,13 @@ def test_scan_keeps_kinds_and_modes(work: Path, tmp_path: Path) -> None:
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The files that are read from now on."""
     seen: list[bytes] = []
-    real = scanning.read
+    real = scanning.read_file
 
     def read(where: bytes, path: bytes, index: Any) -> Any:
         seen.append(path)
         return real(where, path, index)
 
-    monkeypatch.setattr(scanning, "read", read)
+    monkeypatch.setattr(scanning, "read_file", read)
     return seen
 
 

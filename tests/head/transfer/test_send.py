@@ -164,7 +164,7 @@ def test_request_for_unknown_files_is_refused(work: Path, nodes: list[Reached]) 
 @given(st.lists(st.integers(0, 30), max_size=8))
 def test_cut_places_every_byte_in_one_part(sizes: list[int]) -> None:
     entries = [ManifestEntry(b"%d" % at, FILE, 0o644, size, b"") for at, size in enumerate(sizes)]
-    batches = list(send.cut(entries, range(len(sizes)), 10))
+    batches = list(send.cut_batches(entries, range(len(sizes)), 10))
     assert all(sum(part.size for part in batch) <= 10 for batch in batches)
     parts = [part for batch in batches for part in batch]
     assert parts == sorted(parts)
@@ -201,12 +201,12 @@ def test_nodes_lacking_same_files_share_batches(work: Path) -> None:
 
 def test_marker_is_seen_on_shared_disk_alone(work: Path, nodes: list[Reached]) -> None:
     question = Probe(cwd=str(work), workdir=None, peers=(), target=Target(kind="engine", name="x"))
-    with listing.marker(work) as path:
+    with listing.marker_file(work) as path:
         assert nodes[0].channel.ask(question.replace(marker=path), 30.0).marker_seen
         other = str(work / "elsewhere" / Path(path).name)
         assert not nodes[0].channel.ask(question.replace(marker=other), 30.0).marker_seen
         assert scan(work).files == len(FILES)
     assert not Path(path).exists()
     assert not nodes[0].channel.ask(question, 30.0).marker_seen
-    with listing.marker(work / "missing") as path:
+    with listing.marker_file(work / "missing") as path:
         assert path == ""

@@ -29,8 +29,8 @@ from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.start.code import expect_code
 from orchestrator.head.start.nodes import try_all
-from orchestrator.head.start.request import LaunchRequest, resolve
-from orchestrator.head.start.selection import diagnose
+from orchestrator.head.start.request import LaunchRequest, resolve_request
+from orchestrator.head.start.selection import diagnose_job
 from orchestrator.head.status import status
 from orchestrator.head.status.status import without_record
 from orchestrator.protocol.facts import Checkup
@@ -73,7 +73,7 @@ SITE: Column[Machine] = Column(
 
 
 def list_nodes(arguments: LaunchArguments) -> int:
-    machines = find_machines(resolve(arguments))
+    machines = find_machines(resolve_request(arguments))
     data = {"nodes": [machine.to_json(node) for node in machines]}
     output.print_result(data, partial(to_text, machines))
     return EXIT_DONE if all(node.reached for node in machines) else EXIT_NODE
@@ -96,7 +96,7 @@ def find_machines(request: LaunchRequest) -> list[Machine]:
 def examine_nodes(nodes: Sequence[Reached], *parts: str) -> list[Checkup | OrchestratorError]:
     """Return each node's checkup of the named parts, or the error of that node."""
     questions = [Examine(workdir="/", parts=parts)] * len(nodes)
-    return fleet.ask(nodes, questions, ANSWER_SECONDS)
+    return fleet.ask_nodes(nodes, questions, ANSWER_SECONDS)
 
 
 def to_text(machines: Sequence[Machine], terminal: Terminal) -> str:
@@ -120,9 +120,9 @@ def lost_reasons(lost: Sequence[Machine], total: int) -> str:
 
 
 def run_doctor(arguments: LaunchArguments, *, full: bool, hints: bool) -> int:
-    request = resolve(arguments)
+    request = resolve_request(arguments)
     request, nodes = expect_code(request, try_all(request))
-    diagnosis = diagnose(request, nodes, full=full)
+    diagnosis = diagnose_job(request, nodes, full=full)
     words = partial(examination.to_text, diagnosis, hints=hints)
     output.print_result(examination.to_json(diagnosis), words)
     return EXIT_CHECK if diagnosis.bad else EXIT_DONE
@@ -182,8 +182,8 @@ def read_lock_tables(
     arguments: LaunchArguments,
 ) -> tuple[list[tuple[Reached, LockTableState]], Lost]:
     """Return the lock tables of the nodes that answer, and the errors of the others."""
-    answered = try_all(resolve(arguments))
-    states = fleet.ask(
+    answered = try_all(resolve_request(arguments))
+    states = fleet.ask_nodes(
         answered.reached, [ReadLockTable()] * len(answered.reached), QUICK_ANSWER_SECONDS
     )
     pairs = list(zip(answered.reached, states, strict=True))
@@ -265,7 +265,7 @@ def warm_processes(where: Where, *, off: bool) -> int:
             return ask_once(ssh, node, WarmOff(), ANSWER_SECONDS)
         return ask_once(ssh, node, Warm(), ANSWER_SECONDS)
 
-    answers: Replies = list(zip(places, fleet.everywhere(places, ask), strict=True))
+    answers: Replies = list(zip(places, fleet.map_parallel(places, ask), strict=True))
     output.print_result(warm_data(answers), partial(warm_text, answers))
     if any(isinstance(answer, StandbyEnds) and answer.left for _, answer in answers):
         return EXIT_FAILED

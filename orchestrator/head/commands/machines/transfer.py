@@ -128,7 +128,7 @@ def pull_files(
     else:
         transport, sources = chosen.transport(), of_path(chosen, str(wanted), destination)
     with ProgressBar("fetching") as progress:
-        parts = pulling.pull(transport, sources, progress, dry_run=dry_run)
+        parts = pulling.pull_sources(transport, sources, progress, dry_run=dry_run)
     code = exit_code(parts)
 
     def as_text(terminal: Terminal) -> str:
@@ -211,14 +211,14 @@ def directory_of(target: NumberedNode) -> str:
 def push_files(chosen: Chosen, source: Path, destination: str | None, *, dry_run: bool) -> int:
     """Send the files that the nodes lack; print each node's result."""
     targets = chosen.numbered()
-    cargo = pushing.load(source, destination)
+    cargo = pushing.load_cargo(source, destination)
     transport = chosen.transport()
     said: list[str] = []
     with (
         ProgressBar("sending", nodes=len(targets)) as progress,
         output.heard_by(said.append),
     ):
-        parts = pushing.push(transport, targets, cargo, progress, dry_run=dry_run)
+        parts = pushing.push_cargo(transport, targets, cargo, progress, dry_run=dry_run)
     code = exit_code(parts)
 
     def as_text(terminal: Terminal) -> str:

@@ -53,7 +53,7 @@ from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Column, Table, Terminal, say, write_out
 from orchestrator.head.start.nodes import ListedNodes, source_of
-from orchestrator.head.start.request import resolve
+from orchestrator.head.start.request import resolve_request
 from orchestrator.head.status.comparison import read_curves
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -192,7 +192,7 @@ class Sweep:
         process = Background(launching.sweep_member, arguments=arguments, command=command)
         one = self.started[member.number] = StartedMember(member, process)
         self.journal.add(one.state("not over"))
-        fleet.start(lambda: self.heard.put(self.end_of(one)))
+        fleet.start_thread(lambda: self.heard.put(self.end_of(one)))
 
     def end_of(self, one: StartedMember) -> MemberState:
         """Wait until a member has ended, in a thread of its own, and return how."""
@@ -421,7 +421,7 @@ def launch_of(
 
 def check(base: LaunchArguments, terms: Terms, member: Member) -> None:
     """Raise if the members could not start; set the secrets that the user typed for all."""
-    request = resolve(*launch_of(base, terms, "SWEEP", member))
+    request = resolve_request(*launch_of(base, terms, "SWEEP", member))
     if not isinstance(source_of(request), ListedNodes):
         raise UsageError(
             "a sweep shares the machines of a node list, and these are a scheduler's",

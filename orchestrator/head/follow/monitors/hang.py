@@ -104,14 +104,14 @@ def absent(ranks: Sequence[StuckRank]) -> tuple[list[StuckRank], str]:
     return [], ""
 
 
-def culprit(ranks: Sequence[StuckRank]) -> StuckRank | None:
+def find_culprit(ranks: Sequence[StuckRank]) -> StuckRank | None:
     """Return the rank that most likely causes the hang, None if all are alike."""
     stopped = [stuck for stuck in ranks if stuck.state in "Tt"]
     missing, _ = absent(ranks)
     return next(iter([*stopped, *missing]), None)
 
 
-def reading(ranks: Sequence[StuckRank]) -> str:
+def describe_hang(ranks: Sequence[StuckRank]) -> str:
     """Return a sentence on where the ranks wait, and what the culprit does instead."""
     waiting = [stuck for stuck in ranks if stuck.waits]
     if not ranks:
@@ -143,7 +143,7 @@ def at_one_place(ranks: Sequence[StuckRank]) -> bool:
     return len(places) == 1 and places != {""} and not any(stuck.waits for stuck in ranks)
 
 
-def fix(ranks: Sequence[StuckRank]) -> str:
+def fix_of_hang(ranks: Sequence[StuckRank]) -> str:
     """Return the fix for a hang without a rank that differs from the rest, else ""."""
     if not ranks:
         return "orchestrator doctor: does every node reach the master's port?"
@@ -160,7 +160,7 @@ def fix(ranks: Sequence[StuckRank]) -> str:
 IN_TORCH = re.compile(r"/torch/(distributed|nn/parallel)/|/torch/autograd/graph|(/ranks/rank\.py)")
 
 
-def missed(ranks: Sequence[tuple[StuckRank, RankStacks]]) -> tuple[StuckRank, str] | None:
+def missed_rank(ranks: Sequence[tuple[StuckRank, RankStacks]]) -> tuple[StuckRank, str] | None:
     """Return the rank that others waited for in vain, and a sentence on it; None if unknown."""
     missing, what = absent([stuck for stuck, _ in ranks])
     if not missing:
@@ -269,9 +269,9 @@ class HangMonitor(Watcher[Failure]):
             return None
         if ranks:
             self._keep(ranks)
-        message = f"no progress for {max(idle, self.timeout):.0f} s: {reading(stuck)}"
-        found = Failure(None, "", None, time.time(), "hang", message, fix=fix(stuck))
-        who = culprit(stuck)
+        message = f"no progress for {max(idle, self.timeout):.0f} s: {describe_hang(stuck)}"
+        found = Failure(None, "", None, time.time(), "hang", message, fix=fix_of_hang(stuck))
+        who = find_culprit(stuck)
         if who is None:
             return found
         names = {f.node.index: f.node.name for f in self.followers}

@@ -19,7 +19,7 @@ from orchestrator.head.connect.channel import (
     Declined,
     NodeChannel,
     Silent,
-    nonsense,
+    nonsense_error,
     read_message,
 )
 from orchestrator.head.connect.reach import open_channel
@@ -139,7 +139,7 @@ class NodeFollower:
         self.ahead = 0.0
 
     def start(self) -> None:
-        self.thread = fleet.start(self.run)
+        self.thread = fleet.start_thread(self.run)
 
     def end(self, reason: str, grace: float, *, failed: bool) -> None:
         """Order the node to end its part: now, or as soon as it is connected again."""
@@ -230,7 +230,7 @@ class NodeFollower:
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
             since = (self.former_end, self.former_end + self.ahead)
-            said, with_code = home.bring(channel, self.growing, since)
+            said, with_code = home.bring_outputs(channel, self.growing, since)
             if with_code is not None:
                 self.post(Wrote(self.node.index, with_code))
         except OSError as error:
@@ -394,4 +394,4 @@ class NodeFollower:
                 log.debug("%s: event %s", self.node.name, type(event).__name__)
                 self.post(Happened(self.node.index, event))
         except Nonsense as error:
-            raise nonsense(error) from error
+            raise nonsense_error(error) from error

@@ -117,10 +117,12 @@ def test_run_ends_early_if_first_members_cannot_start(world: World) -> None:
 
 
 def test_run_counts_time_limit_as_done_but_not_stop_by_hand(world: World) -> None:
-    over = verdict.stopped("its time limit of 5 min is over (--time-limit)", 1.0)
+    over = verdict.stopped_verdict("its time limit of 5 min is over (--time-limit)", 1.0)
     world.plays = {
         1: lambda process: world.done(process, "stopped", verdict=over),
-        2: lambda process: world.done(process, "stopped", verdict=verdict.stopped("by hand", 1.0)),
+        2: lambda process: world.done(
+            process, "stopped", verdict=verdict.stopped_verdict("by hand", 1.0)
+        ),
     }
     assert world.sweep.run() == 1
     assert [world.sweep.ends[n].state for n in range(4)] == ["done", "done", "stopped", "done"]

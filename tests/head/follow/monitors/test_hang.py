@@ -11,11 +11,11 @@ from orchestrator.head.follow.monitors import hang, watchers
 from orchestrator.head.follow.monitors.hang import (
     HangMonitor,
     StuckRank,
-    culprit,
-    fix,
+    describe_hang,
+    find_culprit,
+    fix_of_hang,
     of_rank,
     oldest_wait,
-    reading,
 )
 from orchestrator.protocol.requests.follow import RankStacks, Stuck
 from orchestrator.records.experiment import Experiment
@@ -161,7 +161,7 @@ def test_of_rank_counts_each_backend_separately() -> None:
     assert found.waits == {("0", "nccl"): (413, "all_reduce", 413.0)}
     assert found.entered == {("0", "gloo"): 900, ("0", "nccl"): 414}
     words = "it never entered all_reduce #413; it is in f.py:1 g()"
-    assert reading([found, rank(1, entered=412)]) == words
+    assert describe_hang([found, rank(1, entered=412)]) == words
 
 
 def test_of_rank_ignores_parts_of_coalesced_collective() -> None:
@@ -176,16 +176,18 @@ def test_of_rank_ignores_parts_of_coalesced_collective() -> None:
 
 def test_reading_merges_same_line_of_node_copies() -> None:
     ranks = [replace(rank(n), where=f"/node{n}/code/train.py:7 nap()") for n in (0, 1)]
-    assert reading(ranks) == "all ranks are at the same place: /node0/code/train.py:7 nap()"
-    assert "what that line waits for" in fix(ranks) and fix([rank(0), rank(1)]) == ""
+    assert describe_hang(ranks) == "all ranks are at the same place: /node0/code/train.py:7 nap()"
+    assert (
+        "what that line waits for" in fix_of_hang(ranks) and fix_of_hang([rank(0), rank(1)]) == ""
+    )
 
 
 def test_reading_names_program_that_is_not_python() -> None:
     answer = RankStacks(state="S", stacks="", collectives="", program="the program sleep")
     ranks = [of_rank(number, 0, answer) for number in (0, 1)]
-    assert reading(ranks) == "all ranks are at the same place: the program sleep"
+    assert describe_hang(ranks) == "all ranks are at the same place: the program sleep"
     unknown = [replace(each, where="") for each in ranks]
-    assert reading(unknown) == "no rank makes progress; rank 0: its position is unknown"
+    assert describe_hang(unknown) == "no rank makes progress; rank 0: its position is unknown"
 
 
 ENTRY = '{"entries": [{"profiling_name": "n:a", "process_group": ["0"], "collective_seq_id": %s}]}'
@@ -233,6 +235,6 @@ def rank(
 def test_culprit_and_reading_agree_with_table(
     ranks: list[StuckRank], who: int | None, words: str
 ) -> None:
-    found = culprit(ranks)
+    found = find_culprit(ranks)
     assert (found.rank if found else None) == who
-    assert words in reading(ranks)
+    assert words in describe_hang(ranks)
