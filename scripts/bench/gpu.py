@@ -579,7 +579,7 @@ def verified(place: Path) -> Seen:
 def smi(place: Path) -> Seen:
     if REHEARSING:
         return Seen("needs nvidia-smi", None)
-    cards = nvidia.gpus(nvidia.ask("gpu", nvidia.GPU_FIELDS, nvidia.QUERY_SECONDS)[0])
+    cards = nvidia.gpus_of_rows(nvidia.query_smi("gpu", nvidia.GPU_FIELDS, nvidia.QUERY_SECONDS)[0])
     whole = all(card.model and card.memory and card.uuid for card in cards)
     says = ", ".join(f"{card.model}, {card.memory or 0:,} bytes" for card in cards)
     return Seen(says, len(cards) >= torch.cuda.device_count() and whole)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import pytest
 
 from orchestrator.node.job import job_processes, processes
-from orchestrator.node.job.run_directory import RunDir, connect
+from orchestrator.node.job.run_directory import RunDir, connect_supervisor
 from orchestrator.protocol.message import decode_value
 from orchestrator.protocol.spec import Spec
 
@@ -44,7 +44,7 @@ def wait_until(condition: Callable[[], T], what: str = "it", patience: float = P
 
 
 def alive(pid: int) -> bool:
-    process = processes.find(pid)
+    process = processes.find_process(pid)
     return process is not None and process.state not in "ZX"
 
 
@@ -150,7 +150,7 @@ class Job:
         return self.events[-1]
 
     def end(self, why: str, grace: float) -> socket.socket:
-        supervisor = connect(self.run)
+        supervisor = connect_supervisor(self.run)
         supervisor.sendall(json.dumps({"why": why, "grace": grace}).encode() + b"\n")
         return supervisor
 
@@ -191,7 +191,7 @@ class Job:
             assert self.process.stdout is not None
             self.process.stdout.close()
         for process in job_processes.of_job(self.run.job, self.run.node):
-            processes.send(process, signal.SIGKILL)
+            processes.send_signal(process, signal.SIGKILL)
 
 
 def script(directory: Path, text: str, name: str = "program.py") -> dict[str, Any]:

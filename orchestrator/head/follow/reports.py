@@ -132,7 +132,7 @@ class Reports:
     @take_event.register(events.GpuReport)
     def _(self, event: events.GpuReport, node: NodeState) -> None:
         """Warn of a broken GPU once per node; a later hang or lost connection is blamed on it."""
-        for xid in nvidia.xids(event.line):
+        for xid in nvidia.find_xids(event.line):
             if node.broken_gpu is None:
                 node.broken_gpu = xid
                 warn_user(f"{node.who}: {xid}; what uses that GPU will fail, or wait for ever")

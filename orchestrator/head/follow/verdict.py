@@ -117,7 +117,7 @@ def of_rank(node: int, name: str, event: RankEnded, exit_text: str = "") -> Fail
 
 def _with_the_drivers_words(failure: Failure, driver: Sequence[str]) -> Failure:
     """Return the failure with the driver's report: as a GPU fault if fatal, else in the message."""
-    xids = nvidia.xids("\n".join(driver))
+    xids = nvidia.find_xids("\n".join(driver))
     xid = next((each for each in xids if each.fatal), None)
     if xid is not None and re.search(
         failure_kinds.OF_GPUS, f"{failure.message}\n{failure.evidence}"

@@ -26,7 +26,7 @@ from orchestrator.head.screen.styles import WARNING, style_text
 from orchestrator.head.start import claims
 from orchestrator.head.start.claims import Hold, NodeClaim, Occupied, devices_of
 from orchestrator.head.start.nodes import Bounds, Nodes, with_master
-from orchestrator.node.machine.disks import disk
+from orchestrator.node.machine.disks import disk_of
 
 log = logging.getLogger(__name__)
 
@@ -251,7 +251,7 @@ def diagnose_job(request: LaunchRequest, nodes: Nodes, *, full: bool) -> Diagnos
     )
     lost = [Examined(node.name, error=error.what, fix=error.fix) for node, error in nodes.lost]
     ask = partial(fleet.ask_nodes, nodes.reached)
-    head = disk(str(request.where.experiments))
+    head = disk_of(str(request.where.experiments))
     return examination.diagnose_nodes(nodes.probed, lost, needs, ask if full else None, head)
 
 

@@ -68,7 +68,7 @@ class Build:
         self.step = "unpacks the wheels"
         entries = self.store.tree(self.request.tree)
         name = f"environment-{key}-{os.urandom(4).hex()}"
-        path, root = snapshot.make(self.store, name, "wheels", entries)
+        path, root = snapshot.make_snapshot(self.store, name, "wheels", entries)
         try:
             self._install(self.here.path(key), os.fsdecode(root))
             self.here.seal(key)
@@ -77,7 +77,7 @@ class Build:
                 self.here.discard(key)
             raise
         finally:
-            snapshot.remove(path)
+            snapshot.remove_snapshot(path)
 
     def _install(self, path: str, root: str) -> None:
         """Install the wheels of a directory into a new virtual environment, with uv or pip."""

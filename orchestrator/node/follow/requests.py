@@ -11,7 +11,7 @@ from orchestrator.common import files
 from orchestrator.node.follow import stop_job
 from orchestrator.node.job import job_processes, run_directory
 from orchestrator.node.job.hang import Activity, collect_stacks, step_times
-from orchestrator.node.job.run_directory import RunDir, connect
+from orchestrator.node.job.run_directory import RunDir, connect_supervisor
 from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession, answers
 from orchestrator.node.server.stream import FileStreamer
 from orchestrator.node.warm.session import StandbySession
@@ -94,13 +94,13 @@ def stuck(session: ServerSession, request: AskStuck) -> Stuck:
 
 @answers(AskProfile)
 def profile(session: ServerSession, request: AskProfile) -> ProfileState:
-    return ask(RunDir(request.job, request.node), request.trace)
+    return ask_for_profile(RunDir(request.job, request.node), request.trace)
 
 
 @answers(Living)
 def living(session: ServerSession, request: Living) -> LivingRuns:
     has_part = request.part is None or os.path.exists(RunDir(*request.part).spec)
-    alive = tuple(job_processes.living(request.runs))
+    alive = tuple(job_processes.living_runs(request.runs))
     return LivingRuns(living=alive, has_part=has_part)
 
 
@@ -112,13 +112,13 @@ def end(session: ServerSession, request: End) -> Nothing:
     # The head has waited for other nodes to report a failure first, so the cause is certain.
     failed = {"failed": request.failed, "certain": request.failed}
     order = EndOrder(why=request.why, grace=request.grace, **failed)
-    stop_job.end(RunDir(request.job, request.node), order)
+    stop_job.end_part(RunDir(request.job, request.node), order)
     return Nothing()
 
 
 @answers(Stop)
 def stop(session: ServerSession, request: Stop) -> StopReceipt:
-    return stop_job.stop(RunDir(request.job, request.node), request)
+    return stop_job.stop_part(RunDir(request.job, request.node), request)
 
 
 @answers(StopAll)
@@ -133,8 +133,8 @@ def remove(session: ServerSession, request: Remove) -> RemovedRuns:
     from orchestrator.node.job import cleanup
     from orchestrator.node.transfer import checkout
 
-    removed = cleanup.remove(request.runs, LIBRARY)
-    return removed.replace(freed=removed.freed + checkout.clean())
+    removed = cleanup.remove_runs(request.runs, LIBRARY)
+    return removed.replace(freed=removed.freed + checkout.clean_snapshots())
 
 
 # -- the answers in full ----------------------------------------------------------------------
@@ -157,7 +157,7 @@ def job_state(run: RunDir) -> JobState:
         status = os.stat(run.log)
         known.update(log_bytes=status.st_size, log_time=status.st_mtime)
     with contextlib.suppress(OSError):
-        connect(run).close()
+        connect_supervisor(run).close()
         known["state"] = "running"
     if ended:
         known["state"] = "ended"
@@ -167,7 +167,7 @@ def job_state(run: RunDir) -> JobState:
     return JobState(job=run.job, node=run.node, ranks=ranks, **known)
 
 
-def ask(run: RunDir, request: ProfileRequest) -> ProfileState:
+def ask_for_profile(run: RunDir, request: ProfileRequest) -> ProfileState:
     """Write the request once; return its state. A program without training steps never answers."""
     if not os.path.isdir(run.path):
         raise ValueError(f"this machine knows nothing of job {run.job}")

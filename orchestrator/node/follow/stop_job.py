@@ -20,8 +20,8 @@ from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import (
     RunDir,
     all_runs,
-    connect,
     connect_in,
+    connect_supervisor,
     note_stop_of_all,
     runs_here,
 )
@@ -38,15 +38,15 @@ LAST_WORD_SECONDS = 2.0
 KILL_SECONDS = 0.2
 
 
-def end(run: RunDir, order: EndOrder) -> None:
+def end_part(run: RunDir, order: EndOrder) -> None:
     """Send the supervisor an order to end. A part that has not started yet never will."""
     with contextlib.suppress(OSError):
         run.forbid_start()
-    with contextlib.suppress(OSError), connect(run) as supervisor:
+    with contextlib.suppress(OSError), connect_supervisor(run) as supervisor:
         supervisor.sendall(control.to_line(order))
 
 
-def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
+def stop_part(run: RunDir, request: Stop | StopAll) -> StopReceipt:
     """End a job's part and wait; without a supervisor kill its processes. Return the proof."""
     began = time.monotonic()
     problem: OSError | None = None
@@ -64,7 +64,7 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
         before = ours.members()
         known = bool(ours.seen) or os.path.isdir(run.path)
         # Connecting fails if the supervisor is gone.
-        with contextlib.suppress(OSError), connect(run) as supervisor:
+        with contextlib.suppress(OSError), connect_supervisor(run) as supervisor:
             ask_and_wait(supervisor, request)
         if run.last(Ended) is not None:
             # The supervisor writes its last event before it ends.
@@ -78,9 +78,9 @@ def stop(run: RunDir, request: Stop | StopAll) -> StopReceipt:
         if ended is None and not left and os.path.isdir(run.path):
             run.append_event(last_event(run, request.why, killed))
         if first is not None and not left:
-            resume_dir.remove(first)
+            resume_dir.remove_resume_dir(first)
         memory = ours.segments.remove()
-    proof = receipt(run, request.why, before, killed, left, ended)
+    proof = make_receipt(run, request.why, before, killed, left, ended)
     memory = (*memory, *(ended.shared_memory if ended else ()))
     return proof.replace(
         known=known,
@@ -114,7 +114,7 @@ def stop_all(request: StopAll) -> list[StopReceipt]:
     work = [
         partial(stop_of_another, job, request)
         if job.owner != os.getuid()
-        else partial(stop, RunDir(job.job, job.node), request)
+        else partial(stop_part, RunDir(job.job, job.node), request)
         for job in jobs_here(request)
     ]
     # The probe does not need this import.
@@ -127,7 +127,7 @@ def stop_all(request: StopAll) -> list[StopReceipt]:
 def jobs_here(request: StopAll) -> list[Tagged]:
     """Return the jobs that a request concerns, those of this user first."""
     us = os.getuid()
-    unfinished = job_processes.here(run for run in all_runs() if run.last(Ended) is None)
+    unfinished = job_processes.runs_here(run for run in all_runs() if run.last(Ended) is None)
     jobs = {(run.job, run.node): Tagged(run.job, run.node, us, run.path) for run in unfinished}
     others = {}
     for job in job_processes.tagged_jobs():
@@ -162,7 +162,7 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
                 ours.wait(DEATH_SECONDS)
         killed, left = sweep(ours), ours.living()
     memory, user = ours.segments.remove(), user_name(job.owner)
-    proof = receipt(RunDir(job.job, job.node), request.why, before, killed, left, None)
+    proof = make_receipt(RunDir(job.job, job.node), request.why, before, killed, left, None)
     return proof.replace(user=user, shared_memory=memory, took=time.monotonic() - began)
 
 
@@ -202,7 +202,7 @@ def sweep(ours: JobProcesses) -> dict[int, str]:
 
 def last_word_seconds(supervisors: Sequence[Process]) -> float:
     """Return the seconds supervisors may take for their last event; 0 if they are stopped."""
-    now = (processes.find(process.pid) for process in supervisors)
+    now = (processes.find_process(process.pid) for process in supervisors)
     speaks = any(process is not None and process.state not in "Tt" for process in now)
     return LAST_WORD_SECONDS if speaks else 0.0
 
@@ -224,7 +224,7 @@ RELEASE_SECONDS = 2.0
 MACHINE_PIDS = 0xEFFFFFFC
 
 
-def receipt(
+def make_receipt(
     run: RunDir,
     reason: str,
     before: Sequence[Process],
@@ -283,7 +283,7 @@ def gpu_memory(pids: set[int]) -> tuple[dict[int, str], str]:
 
 def is_new(pid: int) -> bool:
     """Return True if this PID belongs to a new process: all processes of the job are dead."""
-    now = processes.find(pid)
+    now = processes.find_process(pid)
     return now is not None and now.state not in "ZXD"
 
 
@@ -295,7 +295,7 @@ def nvidia_memory() -> dict[int, str]:
         return {}
     if os.stat("/proc/self/ns/pid").st_ino != MACHINE_PIDS:
         raise OSError("this is a container, and nvidia-smi shows the PIDs of its host")
-    found, problem = nvidia.computing(GPU_SECONDS)
+    found, problem = nvidia.computing_processes(GPU_SECONDS)
     if problem:
         raise OSError(problem)
     holders = ((holder.pid, holder.used) for holder in found)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.common import files
 from orchestrator.node.job import job_processes, processes, resume_dir
-from orchestrator.node.job.run_directory import RunDir, all_runs, home, names_in
+from orchestrator.node.job.run_directory import RunDir, all_runs, jobs_home, names_in
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.follow import RemovedRun, RemovedRuns
 
@@ -27,9 +27,9 @@ OLD_LIBRARY_SECONDS = 7 * 86400.0
 Run = tuple[str, int]
 
 
-def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
+def remove_runs(wanted: Sequence[Run], library: str) -> RemovedRuns:
     """Remove the directories of these runs unless they still run, and libraries without a user."""
-    alive = job_processes.living(wanted)
+    alive = job_processes.living_runs(wanted)
     runs: list[RemovedRun] = []
     freed: list[int] = []
     for job, node in wanted:
@@ -42,7 +42,7 @@ def remove(wanted: Sequence[Run], library: str) -> RemovedRuns:
         runs.append(RemovedRun(job=job, node=node, problem=problem))
     resume_dir.remove_forgotten(time.time())
     remove_libraries(library, freed.append)
-    for directory in (os.path.join(home(), "runs"), os.path.join(home(), "lib")):
+    for directory in (os.path.join(jobs_home(), "runs"), os.path.join(jobs_home(), "lib")):
         # An earlier removal may have been interrupted before it deleted these.
         for name in names_in(directory):
             if name.startswith(".") and files.GONE in name:
@@ -79,8 +79,8 @@ def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
     mounted = files.mounts_below(run.path)
     if mounted:
         raise ValueError(f"{mounted[0]} is mounted there")
-    if not resume_dir.remove(run):
-        raise OSError(f"what its attempts shared in {resume_dir.root()} cannot be removed")
+    if not resume_dir.remove_resume_dir(run):
+        raise OSError(f"what its attempts shared in {resume_dir.resume_root()} cannot be removed")
     hidden = os.path.join(os.path.dirname(job), files.hidden_name(f"{run.job}.{run.node}"))
     try:
         files.hide_directory(run.path, hidden)
@@ -106,7 +106,7 @@ def old_libraries(current: str, now: float) -> list[str]:
         except (OSError, ValueError):
             # This run may need any of them.
             return []
-    directory = os.path.join(home(), "lib")
+    directory = os.path.join(jobs_home(), "lib")
     old = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(directory):

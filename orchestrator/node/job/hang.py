@@ -93,7 +93,7 @@ def rank_pids(run: RunDir) -> dict[int, int]:
 
 def ticks_of(pid: int) -> int:
     """Return the processor time of a process and of the children that it has waited for."""
-    process = processes.find(pid)
+    process = processes.find_process(pid)
     return process.ticks + process.waited if process is not None else 0
 
 
@@ -109,13 +109,13 @@ def collect_stacks(
     ours = {process.pid: process for process in job_processes.of_job(run.job, run.node)}
     first = run.read_spec().first_rank
     found = {rank: pid for pid, rank in rank_pids(run).items() if pid in ours}
-    asked = [rank for rank, pid in found.items() if processes.catches(pid, STACKS_SIGNAL)]
+    asked = [rank for rank, pid in found.items() if processes.catches_signal(pid, STACKS_SIGNAL)]
     for rank in asked:
         stacks, dump, fifo = files_of(run, rank - first)
         with contextlib.suppress(OSError):
             os.truncate(stacks, 0)
             os.unlink(dump)
-        processes.send(ours[found[rank]], STACKS_SIGNAL)
+        processes.send_signal(ours[found[rank]], STACKS_SIGNAL)
         knock(fifo)
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline and not all(answered(run, rank - first) for rank in asked):
@@ -128,7 +128,7 @@ def collect_stacks(
         answers[rank] = RankStacks(
             state=ours[pid].state,
             stacks=main.replace("Stack", f"Current thread 0x{pid:016x}", 1),
-            collectives=shortened(read(dump, LONGEST_DUMP), most) if rank in asked else "",
+            collectives=shorten_dumps(read(dump, LONGEST_DUMP), most) if rank in asked else "",
             program="" if main else program_of(pid, list(ours.values())),
         )
     return answers
@@ -139,7 +139,7 @@ def waited_in_vain(failed: RankEnded) -> bool:
     return bool(TIMED_OUT.search((failed.error.message if failed.error else "") + failed.said))
 
 
-def late(run: RunDir) -> dict[int, RankStacks]:
+def late_ranks(run: RunDir) -> dict[int, RankStacks]:
     """Return the positions of the ranks that have not failed when another has waited in vain."""
     first = run.read_spec().first_rank
     ranks = collect_stacks(run, LATE_SECONDS, 2).items()
@@ -167,7 +167,7 @@ def files_of(run: RunDir, local: int) -> tuple[str, str, str]:
     return stacks, dump, fifo
 
 
-def shortened(dumps: str, most: int = LAST) -> str:
+def shorten_dumps(dumps: str, most: int = LAST) -> str:
     """Return the last collectives of each group, and the first that has not ended, as JSON."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for dump in dumps.splitlines():
@@ -196,4 +196,4 @@ def knock(fifo: str) -> None:
 
 
 def read(path: str, most: int = LARGEST_BYTES) -> str:
-    return processes.contents(path, most).decode("utf-8", "replace")
+    return processes.file_contents(path, most).decode("utf-8", "replace")

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.processes import Process, ProcessSet
-from orchestrator.node.job.run_directory import JOB_NAME, RunDir, machine
+from orchestrator.node.job.run_directory import JOB_NAME, RunDir, machine_name
 
 # The time limit for stopping processes that fork all the time.
 CHASE_SECONDS = 1.0
@@ -40,7 +40,7 @@ def of_job(job: str, node: int) -> list[Process]:
         ours.close()
 
 
-def tag(variables: set[bytes]) -> tuple[str, str, str]:
+def tag_of(variables: set[bytes]) -> tuple[str, str, str]:
     """Return the job, the node and the directory that an environment names, or empty strings."""
     if not any(variable.startswith(b"ORCHESTRATOR_RUN=") for variable in variables):
         return NO_TAG
@@ -50,7 +50,7 @@ def tag(variables: set[bytes]) -> tuple[str, str, str]:
     return job, node, directory
 
 
-def supervised(pid: int) -> tuple[str, str]:
+def supervised_run(pid: int) -> tuple[str, str]:
     """Return the job and the node that a process supervises, or two empty strings.
 
     The command line `python -IS -Xutf8 <library> supervise JOB NODE` is set from its start.
@@ -65,12 +65,12 @@ class Look:
     def __init__(self, before: Look | None = None) -> None:
         self.tags: dict[int, tuple[str, str, str]] = dict(before.tags) if before else {}
         known: Mapping[int, Process] = before.running if before else {}
-        self.running: dict[int, Process] = processes.everyone(self.examine, known)
+        self.running: dict[int, Process] = processes.all_processes(self.examine, known)
 
     def examine(self, process: Process) -> bool:
         """Record the process's job; return True if its environment could be read."""
-        variables = processes.environment(process.pid)
-        if (found := tag(variables)) != NO_TAG:
+        variables = processes.environment_of(process.pid)
+        if (found := tag_of(variables)) != NO_TAG:
             self.tags[process.pid] = found
         return bool(variables)
 
@@ -81,11 +81,11 @@ class Look:
     @functools.cached_property
     def supervisors(self) -> dict[int, tuple[str, str]]:
         """Return job and node by supervisor PID, including supervisors that have just started."""
-        found = {p.pid: supervised(p.pid) for p in self.running.values() if not p.is_dead}
+        found = {p.pid: supervised_run(p.pid) for p in self.running.values() if not p.is_dead}
         return {pid: names for pid, names in found.items() if names[0]}
 
 
-def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
+def living_runs(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     """Return the runs that have a living process or supervisor here.
 
     A supervisor's command line counts only if this user owns it: any user can write such a line.
@@ -98,16 +98,16 @@ def living(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
     return [(job, node) for job, node in wanted if (job, str(node)) in alive]
 
 
-def here(runs: Iterable[RunDir]) -> list[RunDir]:
+def runs_here(runs: Iterable[RunDir]) -> list[RunDir]:
     """Return the runs that were started on this machine, or that live on it.
 
     Machines that share a home see the files of each other's jobs there, but neither processes nor
     sockets. So a machine must not treat another's runs as its own, nor write their last event.
     """
-    runs, this_machine = list(runs), machine()
+    runs, this_machine = list(runs), machine_name()
     elsewhere = [run for run in runs if (started_on(run) or this_machine) != this_machine]
     # A machine may get another name while a job runs on it.
-    alive = living((run.job, run.node) for run in elsewhere) if elsewhere else ()
+    alive = living_runs((run.job, run.node) for run in elsewhere) if elsewhere else ()
     others = {(run.job, run.node) for run in elsewhere}.difference(alive)
     return [run for run in runs if (run.job, run.node) not in others]
 
@@ -153,7 +153,7 @@ class JobProcesses(ProcessSet):
         look, deadline = Look(), time.monotonic() + CHASE_SECONDS
         while wanted and time.monotonic() < deadline:
             for process in wanted:
-                processes.send(process, signal.SIGSTOP)
+                processes.send_signal(process, signal.SIGSTOP)
                 still.append(process)
                 tried.add(process.key)
             look = Look(look)
@@ -166,7 +166,7 @@ class JobProcesses(ProcessSet):
         killed = kill_all(process for process in doomed if process not in trackers)
         if trackers:
             for process in trackers:
-                processes.send(process, signal.SIGCONT)
+                processes.send_signal(process, signal.SIGCONT)
             processes.wait_for(trackers, TRACKER_SECONDS)
             killed.update(kill_all(trackers))
         return killed
@@ -194,7 +194,7 @@ class JobProcesses(ProcessSet):
         roots = {process.pid for process in running.values() if process.key in self.seen}
         roots |= look.of(self.names) & running.keys()
         ours = (
-            (roots | processes.descendants(running, roots | supervising))
+            (roots | processes.find_descendants(running, roots | supervising))
             - supervising
             - {os.getpid()}
         )
@@ -211,7 +211,7 @@ def without_samplers(running: Mapping[int, Process], supervisors: set[int]) -> d
 
 
 def kill_all(doomed: Iterable[Process]) -> dict[int, str]:
-    return {p.pid: p.name for p in doomed if processes.send(p, signal.SIGKILL)}
+    return {p.pid: p.name for p in doomed if processes.send_signal(p, signal.SIGKILL)}
 
 
 class Tagged(NamedTuple):
@@ -262,10 +262,10 @@ class Segments:
     def note(self, killed: Iterable[Process]) -> None:
         """Record the segments of these processes, which are stopped or about to be killed."""
         killed = list(killed)
-        self.since = min([self.since, *map(processes.began, killed)])
+        self.since = min([self.since, *map(processes.start_time, killed)])
         for process in killed:
             owner = processes.owner_of(process.pid)
-            for key, path in mapped(processes.contents(f"/proc/{process.pid}/maps"), SHARED):
+            for key, path in mapped(processes.file_contents(f"/proc/{process.pid}/maps"), SHARED):
                 status = status_of(path, key)
                 if status and status.st_uid == owner and status.st_ctime >= self.since:
                     self.noted[key] = path

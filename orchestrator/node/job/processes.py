@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from orchestrator.node.job.run_directory import home
+from orchestrator.node.job.run_directory import jobs_home
 
 # The errors for which a job's files cannot be written here and another directory can be chosen.
 NO_PLACE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
@@ -68,9 +68,9 @@ class Process(NamedTuple):
 EMPTY: Mapping[int, Process] = {}
 
 
-def find(pid: int) -> Process | None:
+def find_process(pid: int) -> Process | None:
     """Return the process that has a PID now, or None."""
-    text = contents(f"/proc/{pid}/stat").decode("utf-8", "replace")
+    text = file_contents(f"/proc/{pid}/stat").decode("utf-8", "replace")
     if not text:
         return None
     # The name stands in parentheses and may hold spaces and parentheses itself.
@@ -87,19 +87,19 @@ def find(pid: int) -> Process | None:
     return Process(pid, int(fields[19]), int(fields[1]), state, name, own, waited, memory, flags)
 
 
-def began(process: Process) -> float:
+def start_time(process: Process) -> float:
     """Return the start time of a process, in Unix seconds."""
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
     return booted + process.started / TICKS
 
 
-def catches(pid: int, signum: int) -> bool:
+def catches_signal(pid: int, signum: int) -> bool:
     """Return True if a process has a handler of its own for a signal."""
-    caught = re.search(rb"^SigCgt:\s*(\w+)", contents(f"/proc/{pid}/status"), re.MULTILINE)
+    caught = re.search(rb"^SigCgt:\s*(\w+)", file_contents(f"/proc/{pid}/status"), re.MULTILINE)
     return bool(caught and int(caught[1], 16) >> (signum - 1) & 1)
 
 
-def everyone(
+def all_processes(
     examine: Callable[[Process], bool] = lambda _: True, before: Mapping[int, Process] = EMPTY
 ) -> dict[int, Process]:
     """Return all processes; those of an earlier look are not read again.
@@ -116,29 +116,33 @@ def everyone(
         for pid in reversed(listed):
             if pid in running:
                 continue
-            process = find(pid)
+            process = find_process(pid)
             if process is not None:
                 running[pid] = process
-            if process is None or process.is_dead or (not examine(process) and not alive(process)):
+            if (
+                process is None
+                or process.is_dead
+                or (not examine(process) and not is_alive(process))
+            ):
                 missed = True
         if not missed:
             break
     return running
 
 
-def environment(pid: int) -> set[bytes]:
+def environment_of(pid: int) -> set[bytes]:
     """Return the environment a process was started with; empty if it cannot be read."""
-    text = contents(f"/proc/{pid}/environ")
+    text = file_contents(f"/proc/{pid}/environ")
     # The first thread may have ended before the others.
     if not text:
         with contextlib.suppress(OSError):
             threads = os.listdir(f"/proc/{pid}/task")
-            texts = (contents(f"/proc/{pid}/task/{thread}/environ") for thread in threads)
+            texts = (file_contents(f"/proc/{pid}/task/{thread}/environ") for thread in threads)
             text = next(filter(None, texts), b"")
     return set(text.split(b"\0")) - {b""}
 
 
-def contents(path: str, most: int = -1) -> bytes:
+def file_contents(path: str, most: int = -1) -> bytes:
     """Return the first `most` bytes of a file, or all; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
@@ -216,7 +220,7 @@ def words_of(pid: int) -> list[str]:
 
     A standby process (node/warm) has unused space at the end, which is removed.
     """
-    words = contents(f"/proc/{pid}/cmdline").rstrip(b"\0").split(b"\0")
+    words = file_contents(f"/proc/{pid}/cmdline").rstrip(b"\0").split(b"\0")
     return [os.fsdecode(word) for word in words]
 
 
@@ -236,7 +240,7 @@ def open_pidfd(process: Process) -> int | None:
 def gone(process: Process, pidfd: int | None) -> bool:
     """Return True if a process has ended and its files and ports are closed."""
     if pidfd is None:
-        return not alive(process)
+        return not is_alive(process)
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
@@ -245,7 +249,7 @@ def gone(process: Process, pidfd: int | None) -> bool:
 def wait_for(wanted: Iterable[Process], seconds: float) -> None:
     """Wait until these processes have ended, at most so long."""
     deadline = time.monotonic() + seconds
-    while any(map(alive, wanted)) and time.monotonic() < deadline:
+    while any(map(is_alive, wanted)) and time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
 
 
@@ -257,7 +261,7 @@ def owner_of(pid: int) -> int:
         return -1
 
 
-def descendants(processes: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
+def find_descendants(processes: Mapping[int, Process], roots: Iterable[int]) -> set[int]:
     children: dict[int, list[int]] = {}
     for process in processes.values():
         children.setdefault(process.parent, []).append(process.pid)
@@ -271,7 +275,7 @@ def descendants(processes: Mapping[int, Process], roots: Iterable[int]) -> set[i
     return descendants
 
 
-def send(process: Process, signum: int) -> bool:
+def send_signal(process: Process, signum: int) -> bool:
     """Signal exactly this process; return False if it is gone or may not be signalled."""
     pidfd = open_pidfd(process)
     try:
@@ -293,11 +297,11 @@ def send(process: Process, signum: int) -> bool:
 
 def again(process: Process) -> Process | None:
     """Return the process as it is now, or None if it is gone."""
-    now = find(process.pid)
+    now = find_process(process.pid)
     return now if now is not None and now.key == process.key else None
 
 
-def alive(process: Process) -> bool:
+def is_alive(process: Process) -> bool:
     now = again(process)
     return now is not None and not now.is_dead
 
@@ -331,7 +335,7 @@ def in_words(error: BaseException) -> str:
         return "its login may not write a file as large as that (`ulimit -f`)"
     path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
     what = f"{path}: {files.reason_of_error(error)}" if path else files.reason_of_error(error)
-    ours = error.errno in NO_PLACE and path.startswith(os.path.join(home(), ""))
+    ours = error.errno in NO_PLACE and path.startswith(os.path.join(jobs_home(), ""))
     return f"{what}; {ELSEWHERE}" if ours else what
 
 

@@ -24,7 +24,7 @@ FORGOTTEN_SECONDS = 3600.0
 UNKNOWN_SECONDS = 86400.0
 
 
-def root() -> str:
+def resume_root() -> str:
     return os.path.join(MEMORY, f"orchestrator-{os.getuid()}")
 
 
@@ -37,10 +37,10 @@ def first_of(run: RunDir) -> RunDir | None:
     return None
 
 
-def make(first: RunDir) -> str:
+def make_resume_dir(first: RunDir) -> str:
     """Create the directory or find that of an earlier attempt; on disk if there is no /dev/shm."""
     name = f"{first.job}.{first.node}"
-    for parent in (root(), os.path.join(first.path, "resume")):
+    for parent in (resume_root(), os.path.join(first.path, "resume")):
         with contextlib.suppress(OSError):
             with contextlib.suppress(FileExistsError):
                 os.makedirs(parent, mode=0o700)
@@ -60,20 +60,20 @@ def is_ours(path: str) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and private
 
 
-def remove(run: RunDir) -> bool:
+def remove_resume_dir(run: RunDir) -> bool:
     """Remove the files that the attempts of this run's job share; return True if none is left."""
     first = first_of(run) or run
     places = [first.payload, os.path.join(first.path, "resume")]
     ours = False
     with contextlib.suppress(OSError):
-        ours = is_ours(root())
+        ours = is_ours(resume_root())
     if ours:
-        places.append(os.path.join(root(), f"{first.job}.{first.node}"))
+        places.append(os.path.join(resume_root(), f"{first.job}.{first.node}"))
     gone = [_gone(path) for path in places]
     if ours:
         with contextlib.suppress(OSError):
             # This succeeds once the last job's directory is gone.
-            os.rmdir(root())
+            os.rmdir(resume_root())
     return all(gone)
 
 
@@ -87,10 +87,10 @@ def remove_forgotten(now: float) -> None:
     """Remove files of jobs that ended some time ago and were not restarted."""
     names: list[str] = []
     with contextlib.suppress(OSError):
-        names = os.listdir(root()) if is_ours(root()) else []
+        names = os.listdir(resume_root()) if is_ours(resume_root()) else []
     for name in names:
         job, _, node = name.rpartition(".")
-        path = os.path.join(root(), name)
+        path = os.path.join(resume_root(), name)
         with contextlib.suppress(OSError):
             if not (JOB_NAME.fullmatch(job) and node.isdigit()):
                 continue
@@ -99,7 +99,7 @@ def remove_forgotten(now: float) -> None:
             ends = [end_of(run) for run in all_runs() if named(run.job)]
             unknown = os.stat(path).st_mtime + UNKNOWN_SECONDS
             if now > max((end + FORGOTTEN_SECONDS for end in ends), default=unknown):
-                remove(RunDir(job, int(node)))
+                remove_resume_dir(RunDir(job, int(node)))
 
 
 def end_of(run: RunDir) -> float:
@@ -107,6 +107,6 @@ def end_of(run: RunDir) -> float:
     end = run.last(Ended)
     if end is not None:
         return end.time
-    if not job_processes.here([run]) or job_processes.living([(run.job, run.node)]):
+    if not job_processes.runs_here([run]) or job_processes.living_runs([(run.job, run.node)]):
         return float("inf")
     return os.stat(run.path).st_mtime

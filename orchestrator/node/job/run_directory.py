@@ -27,7 +27,7 @@ E = TypeVar("E", bound=Event)
 JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=,-]{0,199}")
 
 
-def home() -> str:
+def jobs_home() -> str:
     """Return the node's directory for jobs, which ORCHESTRATOR_HOME overrides."""
     return os.environ.get("ORCHESTRATOR_HOME") or os.path.expanduser("~/.orchestrator")
 
@@ -41,7 +41,7 @@ class RunDir:
             raise ValueError(f"not a job and its node: {job!r}, {node!r}")
         self.job = job
         self.node = node
-        self.path = os.path.join(home(), "runs", job, str(node))
+        self.path = os.path.join(jobs_home(), "runs", job, str(node))
         self.spec = os.path.join(self.path, "spec.json")
         self.log = os.path.join(self.path, "log")
         self.ranks = os.path.join(self.path, "ranks")
@@ -156,7 +156,7 @@ SYSTEM_TIME = "%Y-%m-%d %H:%M:%S"
 
 def server_log() -> str:
     """Return the path of the servers' log: machines that share a home have a file each."""
-    return os.path.join(home(), f"server-{socket.gethostname()}.log")
+    return os.path.join(jobs_home(), f"server-{socket.gethostname()}.log")
 
 
 class SystemLog:
@@ -222,10 +222,12 @@ def note_stop_of_all() -> None:
 
 def _stop_of_all() -> str:
     """Return the file of the identifier: machines that share a home each have their own."""
-    return os.path.join(home(), "runs", f".stopped-{zlib.crc32(os.fsencode(machine())):08x}")
+    return os.path.join(
+        jobs_home(), "runs", f".stopped-{zlib.crc32(os.fsencode(machine_name())):08x}"
+    )
 
 
-def machine() -> str:
+def machine_name() -> str:
     """Return this machine's name, the same after a reboot: machines may share a home."""
     try:
         with open("/etc/machine-id", encoding="ascii") as file:
@@ -236,12 +238,12 @@ def machine() -> str:
 
 def runs_here() -> str:
     """Return an identifier of this user's directory for jobs here, the same after a reboot."""
-    return f"{os.getuid()} {home()} {zlib.crc32(os.fsencode(machine())):08x}"
+    return f"{os.getuid()} {jobs_home()} {zlib.crc32(os.fsencode(machine_name())):08x}"
 
 
 def all_runs() -> Iterator[RunDir]:
     """Yield every run that has a directory on this machine."""
-    runs = os.path.join(home(), "runs")
+    runs = os.path.join(jobs_home(), "runs")
     for job in filter(JOB_NAME.fullmatch, names_in(runs)):
         nodes = (int(name) for name in names_in(os.path.join(runs, job)) if name.isdigit())
         yield from (RunDir(job, node) for node in sorted(nodes))
@@ -255,7 +257,7 @@ def names_in(directory: str) -> list[str]:
         return []
 
 
-def connect(run: RunDir) -> socket.socket:
+def connect_supervisor(run: RunDir) -> socket.socket:
     """Connect to the run's supervisor."""
     return connect_in(run.path)
 

@@ -45,7 +45,13 @@ from orchestrator.node.job.part.part_end import (
 )
 from orchestrator.node.job.part.sampling import SamplerProcess
 from orchestrator.node.job.processes import Process
-from orchestrator.node.job.ranks.agent_start import AgentStart, limits, prctl, settle, with_room
+from orchestrator.node.job.ranks.agent_start import (
+    AgentStart,
+    apply_settings,
+    own_limits,
+    prctl,
+    with_room,
+)
 from orchestrator.node.job.run_directory import RunDir, SystemLog, listen_in
 from orchestrator.node.peers.lease import Lease
 from orchestrator.protocol import events
@@ -84,7 +90,7 @@ class Supervisor:
         self.agent: subprocess.Popen[bytes] | None = None
         self.agent_code: int | None = None
         self.processes = JobProcesses(run.job, run.node, os.getpid())
-        self.limits = limits()
+        self.limits = own_limits()
         if not self.spec.node and self.spec.nnodes > 1:
             self.limits = with_room(self.limits)
         self.killed: dict[int, str] = {}
@@ -163,7 +169,7 @@ class Supervisor:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            preexec_fn=lambda: settle(start),
+            preexec_fn=lambda: apply_settings(start),
         )
 
     # -- the loop ----------------------------------------------------------------------------
@@ -210,7 +216,7 @@ class Supervisor:
             self.system.line("rank %d is %s", rank, why)
             self.ranks.known[rank].memory = why
             for process in own:
-                processes.send(process, signal.SIGKILL)
+                processes.send_signal(process, signal.SIGKILL)
         return max(0.0, self.memory.due - time.monotonic())
 
     def read_sampler(self, fd: int) -> None:
@@ -306,7 +312,7 @@ class Supervisor:
             os.close(os.open(self.run.ending, os.O_WRONLY | os.O_CREAT, 0o600))
         # A head's order says no more than that; its own comes after that of the failed rank's node.
         late = order.late or (self.lease.order is not None and self.lease.order.late)
-        stuck = hang.late(self.run) if late else None
+        stuck = hang.late_ranks(self.run) if late else None
         self.event(events.Ending(time=time.time(), stuck=stuck, **vars(order)))
         # The receipt needs this list; a failure must be passed on without delay.
         if not order.failed:
@@ -382,7 +388,7 @@ class Supervisor:
         asked = self.ranks.asked()
         for process in left:
             if process.pid not in asked:
-                processes.send(process, signal.SIGTERM)
+                processes.send_signal(process, signal.SIGTERM)
 
     def orphan_ended(self, pid: int, code: int) -> None:
         """Report the end of a rank whose keeper was killed: it is then a child of this process."""
@@ -419,7 +425,7 @@ class Supervisor:
         # Processes that the sampler had started die with it, which may take a moment.
         left = [] if self.processes.wait(SWEEP_SECONDS) else self.living()
         if self.spec.attempt is not None and ended_well:
-            resume_dir.remove(self.run)
+            resume_dir.remove_resume_dir(self.run)
         self.event(self.last_event(left))
         self.events.release_room()
         self.lease.goodbye()

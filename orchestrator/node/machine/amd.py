@@ -14,30 +14,30 @@ PROCESSES = "/sys/class/kfd/kfd/proc"
 Number = Union[int, float, None]
 
 
-def gpus(root: str = "") -> list[Gpu]:
+def read_gpus(root: str = "") -> list[Gpu]:
     """Return the cards with their present load."""
-    driver = sysfs.text(f"{root}/sys/module/amdgpu/version")
+    driver = sysfs.read_text(f"{root}/sys/module/amdgpu/version")
     return [
         Gpu(
             index=index,
             driver=driver,
-            busy=sysfs.number(f"{device}/gpu_busy_percent"),
+            busy=sysfs.read_number(f"{device}/gpu_busy_percent"),
             ecc_errors=ecc_errors(card.pci, root),
             **vars(card),
         )
-        for index, (device, card) in enumerate(zip(devices(root), cards(root)))
+        for index, (device, card) in enumerate(zip(devices(root), read_cards(root)))
     ]
 
 
-def processes(root: str = "") -> list[Holder]:
+def read_processes(root: str = "") -> list[Holder]:
     """Return the processes with memory on some card: KFD has a directory for each process."""
     found = []
-    for pid in filter(str.isdigit, sysfs.names(f"{root}{PROCESSES}")):
+    for pid in filter(str.isdigit, sysfs.list_names(f"{root}{PROCESSES}")):
         top = f"{root}{PROCESSES}/{pid}"
-        files = [name for name in sysfs.names(top) if name.startswith("vram_")]
-        used = sum(sysfs.number(f"{top}/{name}") or 0 for name in files)
+        files = [name for name in sysfs.list_names(top) if name.startswith("vram_")]
+        used = sum(sysfs.read_number(f"{top}/{name}") or 0 for name in files)
         if used:
-            name = sysfs.text(f"/proc/{pid}/comm")
+            name = sysfs.read_text(f"/proc/{pid}/comm")
             found.append(Holder(pid=int(pid), gpu="", used=used, name=name))
     return found
 
@@ -47,20 +47,20 @@ def ecc_errors(pci: str, root: str = "") -> int | None:
     top = f"{root}/sys/bus/pci/devices/{pci}/ras"
     counts = [
         int(match.group(1))
-        for name in sysfs.names(top)
-        for match in [re.search(r"^ue: (\d{1,15})", sysfs.text(f"{top}/{name}"), re.MULTILINE)]
+        for name in sysfs.list_names(top)
+        for match in [re.search(r"^ue: (\d{1,15})", sysfs.read_text(f"{top}/{name}"), re.MULTILINE)]
         if name.endswith("_err_count") and match
     ]
     return sum(counts) if counts else None
 
 
-def count(root: str = "") -> int:
+def count_gpus(root: str = "") -> int:
     """Return the number of GPUs: KFD lists CPUs as nodes as well, but only GPUs have SIMD units."""
     nodes = f"{root}/sys/class/kfd/kfd/topology/nodes"
     count = 0
-    for node in sysfs.names(nodes):
+    for node in sysfs.list_names(nodes):
         match = re.search(
-            r"^simd_count (\d+)", sysfs.text(f"{nodes}/{node}/properties"), re.MULTILINE
+            r"^simd_count (\d+)", sysfs.read_text(f"{nodes}/{node}/properties"), re.MULTILINE
         )
         count += bool(match and int(match.group(1)))
     return count
@@ -69,27 +69,28 @@ def count(root: str = "") -> int:
 def devices(root: str = "") -> list[str]:
     """Return the directories of the cards that amdgpu drives, in order of their numbers."""
     top = f"{root}/sys/class/drm"
-    names = [name for name in sysfs.names(top) if re.fullmatch(r"card\d+", name)]
+    names = [name for name in sysfs.list_names(top) if re.fullmatch(r"card\d+", name)]
     paths = [f"{top}/{name}/device" for name in sorted(names, key=lambda name: int(name[4:]))]
     return [path for path in paths if is_driven(path)]
 
 
 def is_driven(device: str) -> bool:
     """Return True for a card of AMD that amdgpu drives."""
-    memory = sysfs.number(f"{device}/mem_info_vram_total")
-    return memory is not None and sysfs.text(f"{device}/vendor") == VENDOR
+    memory = sysfs.read_number(f"{device}/mem_info_vram_total")
+    return memory is not None and sysfs.read_text(f"{device}/vendor") == VENDOR
 
 
-def cards(root: str = "") -> list[Card]:
+def read_cards(root: str = "") -> list[Card]:
     """Return the cards from sysfs, memory in bytes; an older amdgpu gives no name."""
     return [
         Card(
             vendor="amd",
-            model=sysfs.text(f"{device}/product_name") or f"AMD {sysfs.text(f'{device}/device')}",
-            uuid=sysfs.text(f"{device}/unique_id"),
-            pci=sysfs.target(device).lower(),
-            memory=sysfs.number(f"{device}/mem_info_vram_total"),
-            used=sysfs.number(f"{device}/mem_info_vram_used"),
+            model=sysfs.read_text(f"{device}/product_name")
+            or f"AMD {sysfs.read_text(f'{device}/device')}",
+            uuid=sysfs.read_text(f"{device}/unique_id"),
+            pci=sysfs.link_target(device).lower(),
+            memory=sysfs.read_number(f"{device}/mem_info_vram_total"),
+            used=sysfs.read_number(f"{device}/mem_info_vram_used"),
         )
         for device in devices(root)
     ]
@@ -104,7 +105,7 @@ class AmdSampling:
     def __init__(self, root: str = "") -> None:
         self.root = root
         self.devices = devices(root)
-        found = cards(root)
+        found = read_cards(root)
         self.places = [card.pci for card in found]
         self.models = [card.model for card in found]
 
@@ -113,22 +114,22 @@ class AmdSampling:
         return {name: [card[name] for card in each] for name in (each[0] if each else ())}
 
     def card(self, device: str) -> dict[str, Number]:
-        busy = sysfs.number(f"{device}/gpu_busy_percent")
+        busy = sysfs.read_number(f"{device}/gpu_busy_percent")
         # The driver chooses the name of the directory, such as hwmon3.
-        monitors = sysfs.names(f"{device}/hwmon")
+        monitors = sysfs.list_names(f"{device}/hwmon")
         monitor = f"{device}/hwmon/{monitors[0]}" if monitors else ""
-        watts = sysfs.number(f"{monitor}/power1_average")
-        watts = sysfs.number(f"{monitor}/power1_input") if watts is None else watts
+        watts = sysfs.read_number(f"{monitor}/power1_average")
+        watts = sysfs.read_number(f"{monitor}/power1_input") if watts is None else watts
         return {
             "use": None if busy is None else busy / 100,
-            "memory_bytes": sysfs.number(f"{device}/mem_info_vram_used"),
-            "memory_total_bytes": sysfs.number(f"{device}/mem_info_vram_total"),
-            "celsius": scaled(sysfs.number(f"{monitor}/temp1_input"), 1e-3),
+            "memory_bytes": sysfs.read_number(f"{device}/mem_info_vram_used"),
+            "memory_total_bytes": sysfs.read_number(f"{device}/mem_info_vram_total"),
+            "celsius": scaled(sysfs.read_number(f"{monitor}/temp1_input"), 1e-3),
             "watts": scaled(watts, 1e-6),
-            "watts_most": scaled(sysfs.number(f"{monitor}/power1_cap"), 1e-6),
-            "mhz": clock(sysfs.text(f"{device}/pp_dpm_sclk")),
-            "memory_mhz": clock(sysfs.text(f"{device}/pp_dpm_mclk")),
-            "ecc_uncorrected": ecc_errors(sysfs.target(device), self.root),
+            "watts_most": scaled(sysfs.read_number(f"{monitor}/power1_cap"), 1e-6),
+            "mhz": clock(sysfs.read_text(f"{device}/pp_dpm_sclk")),
+            "memory_mhz": clock(sysfs.read_text(f"{device}/pp_dpm_mclk")),
+            "ecc_uncorrected": ecc_errors(sysfs.link_target(device), self.root),
         }
 
 

@@ -19,9 +19,9 @@ from typing import Any
 from orchestrator.common.permissions import user_name
 from orchestrator.node.job import processes
 from orchestrator.node.job.processes import TICKS
-from orchestrator.node.job.run_directory import home
+from orchestrator.node.job.run_directory import jobs_home
 from orchestrator.node.machine import amd, nvidia, sysfs, tool
-from orchestrator.node.machine.probe import gather
+from orchestrator.node.machine.probe import gather_parts
 from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, Torch, User
 from orchestrator.protocol.message import decode_value
 from orchestrator.protocol.requests.machine import Examine
@@ -47,7 +47,7 @@ print("\\n" + json.dumps(out))
 """
 
 
-def checkup(request: Examine, root: str = "") -> Checkup:
+def run_checkup(request: Examine, root: str = "") -> Checkup:
     """Return the requested facts, part by part. `root` is put before /sys and /proc by tests."""
     wanted = request.parts or PARTS
     workdir = os.path.expanduser(request.workdir)
@@ -55,13 +55,13 @@ def checkup(request: Examine, root: str = "") -> Checkup:
         "gpus": lambda: gpu_part(root),
         "xids": lambda: xid_part(root),
         "torch": torch_part,
-        "load": load,
+        "load": load_of_users,
         "code": lambda: {"script": digest(workdir, request.script)} if request.script else {},
         "names": lambda: {"names": names_here()},
     }
     # A part's own limits expire first, as their messages name the command that was late.
     parts = {part: work for part, work in works.items() if part in wanted}
-    found, problems = gather(TORCH_SECONDS + LOG_SECONDS, parts)
+    found, problems = gather_parts(TORCH_SECONDS + LOG_SECONDS, parts)
     fields: dict[str, Any] = {}
     for part, values in found.items():
         problems[part] = values.pop("problem", "")
@@ -79,25 +79,25 @@ def has_nvidia(root: str) -> bool:
 
 def gpu_part(root: str) -> dict[str, Any]:
     """Return the GPUs and their processes; None if a tool gave no answer."""
-    known, holders = amd.gpus(root), amd.processes(root)
+    known, holders = amd.read_gpus(root), amd.read_processes(root)
     problem, told = "", True
     if has_nvidia(root):
-        rows, said = nvidia.ask("gpu", nvidia.GPU_FIELDS, nvidia.QUERY_SECONDS)
+        rows, said = nvidia.query_smi("gpu", nvidia.GPU_FIELDS, nvidia.QUERY_SECONDS)
         computing, unknown = list[Holder](), said.problem
         # After a failure, the next query would take as long again.
         if rows or not said.problem:
-            computing, unknown = nvidia.computing(nvidia.QUERY_SECONDS)
+            computing, unknown = nvidia.computing_processes(nvidia.QUERY_SECONDS)
         # The driver's files contain everything except the processes.
-        files = enumerate(nvidia.cards(root))
-        of_nvidia = nvidia.gpus(rows) or [Gpu(index=at, **vars(card)) for at, card in files]
+        files = enumerate(nvidia.read_cards(root))
+        of_nvidia = nvidia.gpus_of_rows(rows) or [Gpu(index=at, **vars(card)) for at, card in files]
         known, holders = [*of_nvidia, *known], [*computing, *holders]
         told = not unknown
-        problem = "; ".join(filter(None, [said.problem or unknown, *nvidia.lost(said.out)]))
+        problem = "; ".join(filter(None, [said.problem or unknown, *nvidia.lost_gpus(said.out)]))
     whose = []
     for holder in holders:
-        process = processes.find(holder.pid)
-        since = processes.began(process) if process else None
-        whose.append(holder.replace(**(owner(holder.pid) or {}), since=since))
+        process = processes.find_process(holder.pid)
+        since = processes.start_time(process) if process else None
+        whose.append(holder.replace(**(owner_of_process(holder.pid) or {}), since=since))
     gpus = tuple(known) if known or told else None
     return {"gpus": gpus, "holders": tuple(whose) if told else None, "problem": problem}
 
@@ -109,7 +109,7 @@ def xid_part(root: str) -> dict[str, Any]:
         output = tool.run_tool(argv, LOG_SECONDS)
         if not output.problem or output.problem == "journalctl ended with exit code 1":
             # journalctl returns grep's exit code, so 1 means no match.
-            return {"xids": tuple(nvidia.xids(output.out))}
+            return {"xids": tuple(nvidia.find_xids(output.out))}
         problems.append(output.problem)
     return {"xids": (), "problem": "; ".join(problems)}
 
@@ -149,11 +149,11 @@ MOST_USERS = 20
 NOTHING: dict[str, Any] = {"name": "", "cores": 0.0, "memory": 0, "processes": 0}
 
 
-def load(seconds: float = LOOK_SECONDS) -> dict[str, Any]:
+def load_of_users(seconds: float = LOOK_SECONDS) -> dict[str, Any]:
     """Return the cores that each user's processes use now, the greatest first."""
-    before, busy_before, began = processes.everyone(), busy_ticks(), time.monotonic()
+    before, busy_before, began = processes.all_processes(), busy_ticks(), time.monotonic()
     time.sleep(seconds)
-    after, busy_after, took = processes.everyone(), busy_ticks(), time.monotonic() - began
+    after, busy_after, took = processes.all_processes(), busy_ticks(), time.monotonic() - began
     users: dict[tuple[str, str], User] = {}
     # The cores that the busiest process of a user and job has.
     busiest: dict[tuple[str, str], float] = {}
@@ -162,7 +162,7 @@ def load(seconds: float = LOOK_SECONDS) -> dict[str, Any]:
         used = (now.ticks - (was.ticks if was and was.key == now.key else 0)) / TICKS / took
         # The jobs of this login are listed even while they are idle.
         ours = processes.owner_of(pid) == os.getuid()
-        whose = owner(pid) if ours or used >= LEAST / 4 else None
+        whose = owner_of_process(pid) if ours or used >= LEAST / 4 else None
         if whose is None or pid == os.getpid():
             continue
         key = whose["user"], whose["job"]
@@ -170,9 +170,9 @@ def load(seconds: float = LOOK_SECONDS) -> dict[str, Any]:
         if used > busiest.get(key, -1.0):
             busiest[key] = used
             user = user.replace(name=now.name, pid=pid)
-            user = user if user.job else user.replace(since=processes.began(now))
+            user = user if user.job else user.replace(since=processes.start_time(now))
         if user.job:
-            user = user.replace(since=min(user.since, processes.began(now)))
+            user = user.replace(since=min(user.since, processes.start_time(now)))
         users[key] = user.replace(
             cores=user.cores + used,
             memory=user.memory + now.memory,
@@ -189,13 +189,13 @@ def load(seconds: float = LOOK_SECONDS) -> dict[str, Any]:
 def busy_ticks() -> int:
     """Return the time that all programs have used on this login's processors."""
     ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-    lines = (line.split() for line in sysfs.text("/proc/stat", 1 << 20).splitlines())
+    lines = (line.split() for line in sysfs.read_text("/proc/stat", 1 << 20).splitlines())
     return sum(sum(map(int, words[1:4])) for words in lines if words and words[0] in ours)
 
 
 def memory() -> dict[str, int]:
     """Return the machine's memory in bytes, from the kernel."""
-    fields = sysfs.meminfo()
+    fields = sysfs.read_meminfo()
     return {
         "memory": fields.get("MemTotal", 0),
         "available": fields.get("MemAvailable", 0),
@@ -206,7 +206,7 @@ def memory() -> dict[str, int]:
 def space() -> dict[str, int]:
     """Return the total and free size of the file system of the jobs' directories."""
     try:
-        status = os.statvfs(home())
+        status = os.statvfs(jobs_home())
     # The directory is missing before the first job.
     except OSError:
         return {}
@@ -221,11 +221,11 @@ def traffic() -> dict[str, Any]:
     return {"received": received, "sent": sent, "at": time.monotonic()}
 
 
-def owner(pid: int) -> dict[str, Any] | None:
+def owner_of_process(pid: int) -> dict[str, Any] | None:
     """Return the user and the job of a process, as far as this login may inspect it."""
     uid = processes.owner_of(pid)
     # The process has ended, or lives in another container.
     if uid < 0:
         return None
-    tags = dict(entry.partition(b"=")[::2] for entry in processes.environment(pid))
+    tags = dict(entry.partition(b"=")[::2] for entry in processes.environment_of(pid))
     return {"user": user_name(uid), "job": os.fsdecode(tags.get(b"ORCHESTRATOR_JOB", b""))}

@@ -14,7 +14,7 @@ import shutil
 import zlib
 from collections.abc import Mapping
 
-from orchestrator.node.job.run_directory import home, machine
+from orchestrator.node.job.run_directory import jobs_home, machine_name
 from orchestrator.protocol.spec import Spec
 
 # Each variable with its part of the directory.
@@ -25,7 +25,7 @@ MOST_BYTES, SECONDS = 8 << 30, 86400.0
 PRUNED = ".pruned"
 
 
-def environment(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
+def cache_variables(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that name this program's directory, without those that are set."""
     names = [name for name in VARIABLES if name not in spec.env and name not in environ]
     path = directory(spec)
@@ -44,24 +44,26 @@ def directory(spec: Spec) -> str:
     torch = "".join(glob.glob(f"{library}/torch-*.dist-info")[:1])
     key = hashlib.sha256("\0".join([target.kind, target.name, python, torch]).encode()).hexdigest()
     name = re.sub(r"[^\w.-]", "_", os.path.basename(target.name))[:40]
-    return os.path.join(root(), f"{name}-{key[:12]}")
+    return os.path.join(caches_root(), f"{name}-{key[:12]}")
 
 
-def root() -> str:
+def caches_root() -> str:
     # Machines that share a home have other processors.
-    name = f"{zlib.crc32(os.fsencode(machine())):08x}"
-    return os.path.join(os.path.abspath(home()), "compiled", name)
+    name = f"{zlib.crc32(os.fsencode(machine_name())):08x}"
+    return os.path.join(os.path.abspath(jobs_home()), "compiled", name)
 
 
-def prune(now: float) -> None:
+def prune_caches(now: float) -> None:
     """Remove the directories that were used longest ago until the rest has MOST_BYTES."""
-    stamp = os.path.join(root(), PRUNED)
+    stamp = os.path.join(caches_root(), PRUNED)
     with contextlib.suppress(OSError):
         if os.path.exists(stamp) and now - os.stat(stamp).st_mtime < SECONDS:
             return
         os.close(os.open(stamp, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
         os.utime(stamp)
-        found = [entry for entry in os.scandir(root()) if entry.is_dir(follow_symlinks=False)]
+        found = [
+            entry for entry in os.scandir(caches_root()) if entry.is_dir(follow_symlinks=False)
+        ]
         used = sorted((entry.stat().st_mtime, size(entry.path), entry.path) for entry in found)
         total = sum(each[1] for each in used)
         for when, count, path in used:

@@ -9,7 +9,7 @@ from orchestrator.protocol.facts import Disk
 SHM = "/dev/shm"
 
 
-def disk(path: str) -> Disk:
+def disk_of(path: str) -> Disk:
     """Return the file system of a path, or of its first parent that exists."""
     inside = os.path.realpath(path)
     while not os.path.isdir(inside):
@@ -29,7 +29,7 @@ def disk(path: str) -> Disk:
 
 def shared_memory(path: str = SHM) -> Disk | None:
     """Return the shared memory file system, or None if there is none."""
-    return disk(path) if os.path.isdir(path) else None
+    return disk_of(path) if os.path.isdir(path) else None
 
 
 def mount_point(path: str) -> str:

@@ -26,45 +26,45 @@ KINDS = {32: "infiniband", 772: "loopback"}
 DEVTYPES = {"bridge": "bridge", "bond": "bond", "vlan": "vlan", "wlan": "wireless"}
 
 
-def interfaces(root: str = "") -> tuple[Interface, ...]:
+def read_interfaces(root: str = "") -> tuple[Interface, ...]:
     net = f"{root}/sys/class/net"
     return tuple(
         interface(f"{net}/{name}", name)
-        for name in sysfs.names(net)
+        for name in sysfs.list_names(net)
         # Other entries are files, such as bonding_masters.
         if os.path.isdir(f"{net}/{name}")
     )
 
 
 def interface(path: str, name: str) -> Interface:
-    inside = sysfs.names(path)
-    state = sysfs.text(f"{path}/operstate")
+    inside = sysfs.list_names(path)
+    state = sysfs.read_text(f"{path}/operstate")
     # Loopback, tun and some other interfaces report no state.
     if state in ("", "unknown"):
-        state = "up" if (sysfs.number(f"{path}/flags") or 0) & IFF_UP else "down"
-    speed = sysfs.number(f"{path}/speed") if state == "up" else None
+        state = "up" if (sysfs.read_number(f"{path}/flags") or 0) & IFF_UP else "down"
+    speed = sysfs.read_number(f"{path}/speed") if state == "up" else None
     return Interface(
         name=name,
         kind=kind_of(path, inside),
         state=state,
         # The kernel writes -1 for an unknown speed.
         speed=speed if speed is not None and speed > 0 else None,
-        mtu=sysfs.number(f"{path}/mtu") or 0,
-        master=sysfs.target(f"{path}/master") if "master" in inside else "",
+        mtu=sysfs.read_number(f"{path}/mtu") or 0,
+        master=sysfs.link_target(f"{path}/master") if "master" in inside else "",
         members=tuple(entry[6:] for entry in inside if entry.startswith("lower_")),
-        vendor=sysfs.text(f"{path}/device/vendor") if "device" in inside else "",
+        vendor=sysfs.read_text(f"{path}/device/vendor") if "device" in inside else "",
     )
 
 
 def kind_of(path: str, inside: list[str]) -> str:
     """Return ethernet, infiniband, loopback, bridge, bond, vlan, wireless, or virtual."""
-    known = KINDS.get(sysfs.number(f"{path}/type") or 0)
+    known = KINDS.get(sysfs.read_number(f"{path}/type") or 0)
     if known:
         return known
     for name, kind in (("bridge", "bridge"), ("bonding", "bond"), ("wireless", "wireless")):
         if name in inside:
             return kind
-    match = re.search(r"^DEVTYPE=(\S+)", sysfs.text(f"{path}/uevent"), re.MULTILINE)
+    match = re.search(r"^DEVTYPE=(\S+)", sysfs.read_text(f"{path}/uevent"), re.MULTILINE)
     if match and match.group(1) in DEVTYPES:
         return DEVTYPES[match.group(1)]
     return "ethernet" if "device" in inside else "virtual"
@@ -106,7 +106,7 @@ def address_of(message: bytes) -> Iterator[Address]:
         yield Address(socket.if_indextoname(index), socket.inet_ntop(family, raw), prefix)
 
 
-def route(peer: str, addresses: list[Address]) -> tuple[str, str]:
+def find_route(peer: str, addresses: list[Address]) -> tuple[str, str]:
     """Return (interface, own address) of the kernel's route to a peer; empty if there is none."""
     family = socket.AF_INET6 if ":" in peer else socket.AF_INET
     try:
@@ -132,26 +132,26 @@ def rdma_ports(root: str = "") -> tuple[RdmaPort, ...]:
     top = f"{root}/sys/class/infiniband"
     return tuple(
         port(f"{top}/{device}", device, int(number))
-        for device in sysfs.names(top)
-        for number in sorted(sysfs.names(f"{top}/{device}/ports"))
+        for device in sysfs.list_names(top)
+        for number in sorted(sysfs.list_names(f"{top}/{device}/ports"))
         if number.isdigit()
     )
 
 
 def port(path: str, device: str, number: int) -> RdmaPort:
     here = f"{path}/ports/{number}"
-    link_layer = sysfs.text(f"{here}/link_layer")
+    link_layer = sysfs.read_text(f"{here}/link_layer")
     addresses = gids(here, INFINIBAND_GIDS if link_layer == "InfiniBand" else None)
     return RdmaPort(
         device=device,
         port=number,
         link_layer=link_layer,
-        state=word(sysfs.text(f"{here}/state")),
-        rate=rate(sysfs.text(f"{here}/rate")),
+        state=word(sysfs.read_text(f"{here}/state")),
+        rate=parse_rate(sysfs.read_text(f"{here}/rate")),
         netdev=next((gid.netdev for gid in addresses if gid.netdev), "")
         or netdev_of_port(path, number),
         gids=tuple(addresses),
-        node_type=word(sysfs.text(f"{path}/node_type")),
+        node_type=word(sysfs.read_text(f"{path}/node_type")),
         # The drivers rxe and siw work without a card.
         software="/virtual/" in os.path.realpath(path),
     )
@@ -162,7 +162,7 @@ def word(text: str) -> str:
     return text.partition(":")[2].strip() or text
 
 
-def rate(text: str) -> float:
+def parse_rate(text: str) -> float:
     """Return 400.0 for `400 Gb/sec (4X NDR)`; 0 if it is unknown."""
     match = re.match(r"\d+(\.\d+)?(?= ?Gb)", text)
     return float(match.group()) if match else 0.0
@@ -171,9 +171,9 @@ def rate(text: str) -> float:
 def gids(here: str, most: int | None) -> list[Gid]:
     """Return the addresses of a port: a RoCE port has two per IP address, one for each version."""
     addresses = []
-    indexes = sorted(int(name) for name in sysfs.names(f"{here}/gids") if name.isdigit())
+    indexes = sorted(int(name) for name in sysfs.list_names(f"{here}/gids") if name.isdigit())
     for index in indexes[:most]:
-        gid = sysfs.text(f"{here}/gids/{index}")
+        gid = sysfs.read_text(f"{here}/gids/{index}")
         if not gid or ZERO.fullmatch(gid):
             continue
         attributes = f"{here}/gid_attrs"
@@ -181,8 +181,8 @@ def gids(here: str, most: int | None) -> list[Gid]:
             Gid(
                 index=index,
                 gid=gid,
-                type=sysfs.text(f"{attributes}/types/{index}"),
-                netdev=sysfs.text(f"{attributes}/ndevs/{index}"),
+                type=sysfs.read_text(f"{attributes}/types/{index}"),
+                netdev=sysfs.read_text(f"{attributes}/ndevs/{index}"),
             )
         )
     return addresses
@@ -191,9 +191,13 @@ def gids(here: str, most: int | None) -> list[Gid]:
 def netdev_of_port(path: str, number: int) -> str:
     """Return the network interface of a port: of several on a card, the one with its number."""
     net = f"{path}/device/net"
-    netdevs = sysfs.names(net)
+    netdevs = sysfs.list_names(net)
     for name in netdevs:
-        index = sysfs.number(f"{net}/{name}/dev_port") or sysfs.number(f"{net}/{name}/dev_id") or 0
+        index = (
+            sysfs.read_number(f"{net}/{name}/dev_port")
+            or sysfs.read_number(f"{net}/{name}/dev_id")
+            or 0
+        )
         if index == number - 1:
             return name
     return netdevs[0] if len(netdevs) == 1 else ""

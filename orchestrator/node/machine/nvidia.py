@@ -53,7 +53,7 @@ AGAIN_SECONDS = 300.0
 Row = dict[str, str]
 
 
-def ask(what: str, fields: Sequence[str], seconds: float) -> tuple[list[Row], Output]:
+def query_smi(what: str, fields: Sequence[str], seconds: float) -> tuple[list[Row], Output]:
     """Run a query of nvidia-smi; return its rows and its whole output.
 
     A query is refused for its first field that an older driver does not know: that one is dropped.
@@ -67,11 +67,11 @@ def ask(what: str, fields: Sequence[str], seconds: float) -> tuple[list[Row], Ou
         output = tool.run_tool(["nvidia-smi", *query], seconds)
         refused = UNKNOWN_FIELD.search(output.out + output.problem)
         if refused is None or refused[1] not in known:
-            return rows(output.out, known), output
+            return parse_rows(output.out, known), output
         known.remove(refused[1])
 
 
-def rows(text: str, fields: Sequence[str]) -> list[Row]:
+def parse_rows(text: str, fields: Sequence[str]) -> list[Row]:
     """Return the lines that have all the fields; any other line is a message, not a GPU."""
     complete = []
     for line in text.splitlines():
@@ -97,7 +97,7 @@ def flag(word: str) -> bool | None:
     return {"yes": True, "1": True, "no": False, "0": False}.get(value(word).lower())
 
 
-def gpus(found: Sequence[Row]) -> list[Gpu]:
+def gpus_of_rows(found: Sequence[Row]) -> list[Gpu]:
     """Return the GPUs; `problem` is the error shown in place of values."""
     return [
         Gpu(
@@ -139,7 +139,7 @@ def sickness(row: Row) -> str:
     return ""
 
 
-def lost(text: str) -> list[str]:
+def lost_gpus(text: str) -> list[str]:
     """Return messages in place of GPUs: `Unable to determine the device handle for GPU...`."""
     return [
         line.strip()
@@ -148,7 +148,7 @@ def lost(text: str) -> list[str]:
     ]
 
 
-def processes(found: Sequence[Row]) -> list[Holder]:
+def processes_of_rows(found: Sequence[Row]) -> list[Holder]:
     """Return the processes on GPUs; with MIG without memory, in containers without names."""
     return [
         Holder(
@@ -162,13 +162,13 @@ def processes(found: Sequence[Row]) -> list[Holder]:
     ]
 
 
-def computing(seconds: float) -> tuple[list[Holder], str]:
+def computing_processes(seconds: float) -> tuple[list[Holder], str]:
     """Return the processes that compute on GPUs, and the reason if they are unknown."""
-    found, output = ask("compute-apps", APP_FIELDS, seconds)
-    return processes(found), output.problem
+    found, output = query_smi("compute-apps", APP_FIELDS, seconds)
+    return processes_of_rows(found), output.problem
 
 
-def xids(text: str) -> list[Xid]:
+def find_xids(text: str) -> list[Xid]:
     """Return the errors that the driver reported, the last of each number on each GPU."""
     errors: dict[tuple[str, int], Xid] = {}
     for match in map(XID.match, text.splitlines()):
@@ -188,15 +188,15 @@ def short_pci(text: str) -> str:
     return f"{(match.group(1) or '0000')[-4:]}:{match.group(2)}:{match.group(3)}"
 
 
-def cards(root: str = "", *, seen: bool = False) -> list[Card]:
+def read_cards(root: str = "", *, seen: bool = False) -> list[Card]:
     """Return the cards from the files of the driver, which do not contain the memory.
 
     With `seen`, only those that this login may open: a container has a device file for its own.
     """
     top = f"{root}/proc/driver/nvidia/gpus"
     found = []
-    for pci in sysfs.names(top):
-        information = fields(sysfs.text(f"{top}/{pci}/information"))
+    for pci in sysfs.list_names(top):
+        information = fields(sysfs.read_text(f"{top}/{pci}/information"))
         model, uuid = information.get("Model", ""), information.get("GPU UUID", "")
         minor = information.get("Device Minor", "")
         if seen and minor and not os.path.exists(f"{root}/dev/nvidia{minor}"):
@@ -224,7 +224,7 @@ class NvidiaSampling:
     """
 
     def __init__(self, root: str = "") -> None:
-        self.count = len(cards(root))
+        self.count = len(read_cards(root))
         self.fields = SAMPLE_FIELDS
         self.models: list[str] = []
         # The addresses on the PCI bus.
@@ -237,7 +237,7 @@ class NvidiaSampling:
         """Return a list of values, one for each GPU, by name; empty if none are known."""
         if time.monotonic() < self.again:
             return {}
-        answer, output = ask("gpu", self.fields, QUERY_SECONDS)
+        answer, output = query_smi("gpu", self.fields, QUERY_SECONDS)
         self.fields = list(answer[0]) if answer else self.fields
         self.problem = output.problem
         if self.problem:
@@ -254,12 +254,12 @@ class NvidiaSampling:
             self.models[index], self.places[index] = row["name"], short_pci(row["pci.bus_id"])
         known = {name: way for name, way in SAMPLED.items() if way[0] in self.fields}
         return {
-            name: [scaled(row.get(field, ""), unit) for row in every]
+            name: [scaled_number(row.get(field, ""), unit) for row in every]
             for name, (field, unit) in known.items()
         }
 
 
-def scaled(word: str, unit: float) -> Number:
+def scaled_number(word: str, unit: float) -> Number:
     """Return a number or a bit mask (0x...), multiplied by `unit`; None if there is none."""
     word = value(word)
     try:

@@ -20,7 +20,13 @@ from typing import Any
 
 from orchestrator.common.program import program_at
 from orchestrator.node.job import job_processes
-from orchestrator.node.job.run_directory import RunDir, all_runs, connect, home, runs_here
+from orchestrator.node.job.run_directory import (
+    RunDir,
+    all_runs,
+    connect_supervisor,
+    jobs_home,
+    runs_here,
+)
 from orchestrator.node.machine import amd, disks, network, nvidia, sysfs
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.facts import Leftover, Limits, Software
@@ -37,34 +43,34 @@ LISTS = ("leftovers", "cards", "interfaces", "rdma")
 Work = Callable[[], Any]
 
 
-def probe(request: Probe, root: str = "") -> dict[str, Any]:
+def probe_machine(request: Probe, root: str = "") -> dict[str, Any]:
     """Return the fields of a Probed. Tests put `root` before /sys and /proc."""
     workdir = os.path.expanduser(request.workdir or request.cwd)
     addresses = network.interface_addresses()
-    facts, problems = gather(
+    facts, problems = gather_parts(
         SECONDS,
         {
             "workdir_exists": lambda: os.path.isdir(workdir),
             "target": lambda: resolve_target(request.target, workdir),
             "marker_seen": lambda: bool(request.marker) and os.path.lexists(request.marker),
-            "software": lambda: software(root),
+            "software": lambda: read_software(root),
             **disks_of(workdir),
-            "leftovers": leftovers,
-            "cards": lambda: nvidia.cards(root) + amd.cards(root),
-            "interfaces": lambda: network.interfaces(root),
+            "leftovers": find_leftovers,
+            "cards": lambda: nvidia.read_cards(root) + amd.read_cards(root),
+            "interfaces": lambda: network.read_interfaces(root),
             "rdma": lambda: network.rdma_ports(root),
         },
     )
     refuse_unknown(problems, workdir)
     torch, installed = facts["software"]
-    routes = ((peer, network.route(peer, addresses)) for peer in request.peers)
+    routes = ((peer, network.find_route(peer, addresses)) for peer in request.peers)
     return {
         **{name: facts.get(name) for name in disks_of(workdir)},
         **{name: facts.get(name, ()) for name in LISTS},
         **(accelerate() if request.accelerate else {}),
         "hostname": socket.gethostname(),
         "runs": runs_here(),
-        "boot": sysfs.text(f"{root}/proc/sys/kernel/random/boot_id"),
+        "boot": sysfs.read_text(f"{root}/proc/sys/kernel/random/boot_id"),
         "network": network_space(),
         "user": os.environ.get("USER") or os.environ.get("LOGNAME") or str(os.getuid()),
         "python": sys.executable,
@@ -79,7 +85,7 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
         "workdir_exists": facts["workdir_exists"],
         "target": facts["target"],
         "marker_seen": facts.get("marker_seen", False),
-        "limits": limits(),
+        "limits": login_limits(),
         "kernel": os.uname().release,
         **memory_kb(root),
         "omp_num_threads": os.environ.get("OMP_NUM_THREADS"),
@@ -91,8 +97,8 @@ def probe(request: Probe, root: str = "") -> dict[str, Any]:
 def disks_of(workdir: str) -> dict[str, Work]:
     return {
         # A missing workdir is sent, and then lies below the home of this program.
-        "disk": lambda: disks.disk(workdir if os.path.isdir(workdir) else home()),
-        "home": lambda: disks.disk(home()),
+        "disk": lambda: disks.disk_of(workdir if os.path.isdir(workdir) else jobs_home()),
+        "home": lambda: disks.disk_of(jobs_home()),
         "shm": disks.shared_memory,
     }
 
@@ -103,7 +109,7 @@ def torch_here(torch: str, workdir: str) -> dict[str, Any]:
         return {"torch": torch}
     return {
         "torch": "",
-        **gather(SECONDS, {"torch_elsewhere": lambda: pythons_with_torch(workdir)})[0],
+        **gather_parts(SECONDS, {"torch_elsewhere": lambda: pythons_with_torch(workdir)})[0],
     }
 
 
@@ -132,7 +138,7 @@ def network_space() -> int:
 def machine_settings(root: str = "") -> dict[str, str]:
     """Return NCCL's settings of this machine or login; the environment wins, as in NCCL."""
     settings = {}
-    for line in sysfs.text(root + NCCL_CONF).splitlines():
+    for line in sysfs.read_text(root + NCCL_CONF).splitlines():
         name, equals, value = line.partition("=")
         if equals and not name.lstrip().startswith("#"):
             settings[name.strip()] = value.strip()
@@ -152,8 +158,8 @@ def gpu_count(root: str = "") -> int:
     if "SLURM_STEP_ID" in os.environ and count.isdigit():
         # Slurm's count is that of this job; /dev shows the GPUs of other jobs as well.
         return int(count)
-    in_dev = sum(1 for name in sysfs.names(f"{root}/dev") if re.fullmatch(r"nvidia\d+", name))
-    return in_dev or amd.count(root)
+    in_dev = sum(1 for name in sysfs.list_names(f"{root}/dev") if re.fullmatch(r"nvidia\d+", name))
+    return in_dev or amd.count_gpus(root)
 
 
 KINDS = {
@@ -162,13 +168,13 @@ KINDS = {
 }
 
 
-def limits() -> Limits:
+def login_limits() -> Limits:
     """Return the limits of this login, which its ranks inherit."""
     return Limits(**{name: resource.getrlimit(kind) for name, kind in KINDS.items()})
 
 
 def memory_kb(root: str = "") -> dict[str, int]:
-    sizes = sysfs.meminfo(root)
+    sizes = sysfs.read_meminfo(root)
     parts = {"memory_kb": "MemTotal", "memory_available_kb": "MemAvailable"}
     return {name: sizes.get(part, 0) >> 10 for name, part in parts.items()}
 
@@ -177,12 +183,13 @@ def memory_kb(root: str = "") -> dict[str, int]:
 NEWEST = 64
 
 
-def leftovers() -> tuple[Leftover, ...]:
+def find_leftovers() -> tuple[Leftover, ...]:
     """Return the jobs here that have not ended, and whether their supervisors answer."""
     runs = sorted(all_runs(), key=changed, reverse=True)[:NEWEST]
     unfinished = [run for run in runs if os.path.exists(run.spec) and run.last(Ended) is None]
     return tuple(
-        Leftover(job=run.job, alive=answers_still(run)) for run in job_processes.here(unfinished)
+        Leftover(job=run.job, alive=answers_still(run))
+        for run in job_processes.runs_here(unfinished)
     )
 
 
@@ -195,13 +202,15 @@ def changed(run: RunDir) -> float:
 
 def answers_still(run: RunDir) -> bool:
     try:
-        connect(run).close()
+        connect_supervisor(run).close()
     except OSError:
         return False
     return True
 
 
-def gather(seconds: float, parts: Mapping[str, Work]) -> tuple[dict[str, Any], dict[str, str]]:
+def gather_parts(
+    seconds: float, parts: Mapping[str, Work]
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Return (results, reasons of missing parts). Waits `seconds` at most for all parts."""
     results: dict[str, Any] = {}
     problems: dict[str, str] = {}
@@ -251,10 +260,10 @@ ENVIRONMENTS = (
 MOST_PYTHONS = 8
 
 
-def software(root: str = "") -> tuple[str, Software]:
+def read_software(root: str = "") -> tuple[str, Software]:
     """Return torch's version, and those of its libraries and of the drivers."""
     directory = torch_home()
-    versions = sysfs.text(os.path.join(directory, "version.py")) if directory else ""
+    versions = sysfs.read_text(os.path.join(directory, "version.py")) if directory else ""
     cuda, hip = value(versions, "cuda"), value(versions, "hip")
     nccl = ""
     if cuda:
@@ -265,8 +274,8 @@ def software(root: str = "") -> tuple[str, Software]:
         cuda=cuda,
         hip=hip,
         nccl=nccl,
-        nvidia_driver=sysfs.text(f"{root}/sys/module/nvidia/version"),
-        amd_driver=sysfs.text(f"{root}/sys/module/amdgpu/version"),
+        nvidia_driver=sysfs.read_text(f"{root}/sys/module/nvidia/version"),
+        amd_driver=sysfs.read_text(f"{root}/sys/module/amdgpu/version"),
     )
 
 
@@ -274,7 +283,7 @@ def pythons_with_torch(workdir: str) -> tuple[str, ...]:
     """Return the Pythons here that have torch, with ~ for the home."""
     login = os.path.expanduser("~")
     found: dict[str, None] = {}
-    ours = os.path.join(home(), "environments/newest")
+    ours = os.path.join(jobs_home(), "environments/newest")
     work, of_login = glob.escape(workdir), glob.escape(login)
     usual = (p.replace("{work}", work).replace("~", of_login, 1) for p in ENVIRONMENTS)
     for path in (glob.escape(ours), *usual):
@@ -297,7 +306,7 @@ def accelerate() -> dict[str, Any]:
     spec = importlib.util.find_spec("accelerate")
     if spec is None or not spec.origin:
         return {}
-    version = value(sysfs.text(spec.origin), "__version__") or "of an unknown version"
+    version = value(sysfs.read_text(spec.origin), "__version__") or "of an unknown version"
     return {"accelerate": version}
 
 
@@ -310,7 +319,7 @@ def value(text: str, name: str) -> str:
 def nccl_version(directory: str, cuda: str, root: str = "") -> str:
     """Return the version of the wheel next to torch, or of the system's library."""
     major = cuda.partition(".")[0]
-    wheels = filter(None, map(NCCL_WHEEL.fullmatch, sysfs.names(os.path.dirname(directory))))
+    wheels = filter(None, map(NCCL_WHEEL.fullmatch, sysfs.list_names(os.path.dirname(directory))))
     for match in sorted(wheels, key=lambda wheel: wheel.group(1) != major):
         return match.group(2)
     for pattern in NCCL_FILES:
@@ -323,7 +332,7 @@ def nccl_version(directory: str, cuda: str, root: str = "") -> str:
 
 def rccl_version(root: str = "") -> str:
     path = "/opt/rocm/include/rccl/rccl.h"
-    text = sysfs.text(root + path)
+    text = sysfs.read_text(root + path)
     parts = [
         re.search(rf"^#define NCCL_{part} (\d+)", text, re.MULTILINE)
         for part in ("MAJOR", "MINOR", "PATCH")

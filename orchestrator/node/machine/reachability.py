@@ -15,7 +15,7 @@ import threading
 import time
 from typing import Optional
 
-from orchestrator.node.server.ports import listening
+from orchestrator.node.server.ports import listening_socket
 from orchestrator.protocol.requests.machine import LARGE_LOST, Dial, Listen
 
 AT_ONCE = 64
@@ -28,7 +28,7 @@ BULK_SECONDS = 10.0
 ARRIVED = b"+"
 
 
-def listen(request: Listen) -> tuple[int, ...]:
+def listen_on_ports(request: Listen) -> tuple[int, ...]:
     """Open the ports (0 for any) and return their numbers; 0 for one that is taken."""
     word = request.word.encode()
     return tuple(listener(port, word, request.seconds) for port in request.ports)
@@ -36,7 +36,7 @@ def listen(request: Listen) -> tuple[int, ...]:
 
 def listener(port: int, word: bytes, seconds: Optional[float] = None) -> int:
     try:
-        server = listening(port)
+        server = listening_socket(port)
     except OSError:
         return 0
     threading.Thread(target=answer, args=(server, word, seconds), daemon=True).start()
@@ -65,7 +65,7 @@ def serve(caller: socket.socket, word: bytes) -> None:
             caller.sendall(ARRIVED)
 
 
-def dial(request: Dial) -> tuple[str, ...]:
+def dial_addresses(request: Dial) -> tuple[str, ...]:
     """Connect to every address; return the reason of each failure, or an empty string."""
     # The probe does not need this import.
     from concurrent.futures import ThreadPoolExecutor

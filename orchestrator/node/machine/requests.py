@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.node.machine import reachability
-from orchestrator.node.machine.probe import probe
+from orchestrator.node.machine.probe import probe_machine
 from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.session import LIBRARY, ServerSession, answers
 from orchestrator.protocol.facts import Checkup
@@ -20,7 +20,7 @@ from orchestrator.protocol.requests.machine import (
 
 @answers(Probe)
 def probed(session: ServerSession, request: Probe) -> Probed:
-    facts = probe(request)
+    facts = probe_machine(request)
     if request.port:
         ports = session.of(Ports)
         ports.hold(request.port)
@@ -33,16 +33,16 @@ def probed(session: ServerSession, request: Probe) -> Probed:
 @answers(Examine)
 def examine(session: ServerSession, request: Examine) -> Checkup:
     # A launch does not need this import.
-    from orchestrator.node.machine.checkup import checkup
+    from orchestrator.node.machine.checkup import run_checkup
 
-    return checkup(request)
+    return run_checkup(request)
 
 
 @answers(Listen)
 def listen(session: ServerSession, request: Listen) -> Listening:
-    return Listening(ports=reachability.listen(request))
+    return Listening(ports=reachability.listen_on_ports(request))
 
 
 @answers(Dial)
 def dial(session: ServerSession, request: Dial) -> Dialed:
-    return Dialed(answers=reachability.dial(request))
+    return Dialed(answers=reachability.dial_addresses(request))

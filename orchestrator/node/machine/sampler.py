@@ -38,7 +38,7 @@ class Sampler:
         number = spec.attempt.number if spec.attempt else 1
         outputs = os.path.join(experiment, "outputs")
         self.lines = Lines(os.path.join(outputs, file_name(spec.node, number)))
-        self.about = {**about(root), "seconds": seconds}
+        self.about = {**constant_facts(root), "seconds": seconds}
         self.causes = Causes()
         self.machine = Counters(root)
         places = filter(os.path.isdir, (experiment, spec.workdir, "/tmp", SHM))
@@ -125,7 +125,7 @@ def main(job: str, node: str) -> None:
     if not os.path.isdir(os.path.join(experiment, "outputs")):
         # The job has no outputs, for example if it was started by hand.
         return
-    compile_caches.prune(time.time())
+    compile_caches.prune_caches(time.time())
     # The supervisor is gone.
     with contextlib.suppress(BrokenPipeError):
         Sampler(spec).go_on()
@@ -226,9 +226,9 @@ RDMA_WORD_BYTES = 4
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-def about(root: str = "") -> dict[str, Any]:
+def constant_facts(root: str = "") -> dict[str, Any]:
     """Return the facts that stay constant while a job runs, as far as files show them."""
-    sizes = sysfs.meminfo(root)
+    sizes = sysfs.read_meminfo(root)
     return {
         "host": socket.gethostname(),
         "cpus": os.cpu_count() or 1,
@@ -256,12 +256,12 @@ class Counters:
         before, self.before = self.before, self.counters()
         sample = self.levels()
         if before:
-            sample.update(rates(before, self.before, seconds))
+            sample.update(counter_rates(before, self.before, seconds))
         return sample
 
     def levels(self) -> dict[str, Any]:
-        sizes = sysfs.meminfo(self.root)
-        load = sysfs.text(f"{self.root}/proc/loadavg").split()
+        sizes = sysfs.read_meminfo(self.root)
+        load = sysfs.read_text(f"{self.root}/proc/loadavg").split()
         return {
             "load": float(load[0]) if load else 0.0,
             "memory_bytes": sizes.get("MemTotal", 0) - sizes.get("MemAvailable", 0),
@@ -271,14 +271,14 @@ class Counters:
     def counters(self) -> dict[str, tuple[int, ...]]:
         """Return counters by name that only grow: processor time, and bytes of everything else."""
         counters: dict[str, tuple[int, ...]] = {}
-        cpu = sysfs.text(f"{self.root}/proc/stat", 1 << 20).partition("\n")[0].split()
+        cpu = sysfs.read_text(f"{self.root}/proc/stat", 1 << 20).partition("\n")[0].split()
         if len(cpu) > 8:
             # A guest's time is part of the user time, so its fields are left out.
             times = [int(word) for word in cpu[1:9]]
             idle, waits = times[3], times[4]
             counters["cpu"] = (sum(times) - idle - waits, waits, sum(times))
         swapped = {"pswpin": 0, "pswpout": 0}
-        for line in sysfs.text(f"{self.root}/proc/vmstat").splitlines():
+        for line in sysfs.read_text(f"{self.root}/proc/vmstat").splitlines():
             name, _, count = line.partition(" ")
             if name in swapped:
                 swapped[name] = int(count)
@@ -291,7 +291,7 @@ class Counters:
     def disk_bytes(self) -> tuple[int, int]:
         """Return the bytes read from and written to whole disks, which include partitions."""
         read = written = 0
-        for line in sysfs.text(f"{self.root}/proc/diskstats", 1 << 18).splitlines():
+        for line in sysfs.read_text(f"{self.root}/proc/diskstats", 1 << 18).splitlines():
             fields = line.split()
             if len(fields) > 9 and self.is_disk(fields[2]):
                 read, written = read + int(fields[5]), written + int(fields[9])
@@ -307,11 +307,11 @@ class Counters:
         """Return the bytes moved by RDMA for each port, which no interface counts."""
         top = f"{self.root}/sys/class/infiniband"
         counters: dict[str, tuple[int, ...]] = {}
-        for card in sysfs.names(top):
-            for port in sysfs.names(f"{top}/{card}/ports"):
+        for card in sysfs.list_names(top):
+            for port in sysfs.list_names(f"{top}/{card}/ports"):
                 directory = f"{top}/{card}/ports/{port}/counters"
-                received = sysfs.number(f"{directory}/port_rcv_data")
-                sent = sysfs.number(f"{directory}/port_xmit_data")
+                received = sysfs.read_number(f"{directory}/port_rcv_data")
+                sent = sysfs.read_number(f"{directory}/port_xmit_data")
                 if received is not None and sent is not None:
                     counters[f"net {card}/{port}"] = (
                         received * RDMA_WORD_BYTES,
@@ -320,7 +320,7 @@ class Counters:
         return counters
 
 
-def rates(
+def counter_rates(
     before: dict[str, tuple[int, ...]], now: dict[str, tuple[int, ...]], seconds: float
 ) -> dict[str, Any]:
     """Return the rates between two looks; a counter that fell was reset, and counts as zero."""

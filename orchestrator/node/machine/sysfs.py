@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 
 
-def text(path: str, limit: int = 1 << 16) -> str:
+def read_text(path: str, limit: int = 1 << 16) -> str:
     content = b""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -27,22 +27,22 @@ def text(path: str, limit: int = 1 << 16) -> str:
     return content.decode("utf-8", "replace").strip()
 
 
-def number(path: str) -> int | None:
+def read_number(path: str) -> int | None:
     """Return a whole number, decimal or 0x...; None if there is none."""
     try:
-        return int(text(path, 64), 0)
+        return int(read_text(path, 64), 0)
     except ValueError:
         return None
 
 
-def names(path: str) -> list[str]:
+def list_names(path: str) -> list[str]:
     try:
         return sorted(os.listdir(path))
     except OSError:
         return []
 
 
-def target(path: str) -> str:
+def link_target(path: str) -> str:
     """Return the last part of a symbolic link's target: a driver, or a PCI address."""
     try:
         return os.path.basename(os.readlink(path))
@@ -50,10 +50,10 @@ def target(path: str) -> str:
         return ""
 
 
-def meminfo(root: str = "") -> dict[str, int]:
+def read_meminfo(root: str = "") -> dict[str, int]:
     """Return the lines of /proc/meminfo, in bytes."""
     fields = {}
-    for line in text(f"{root}/proc/meminfo").splitlines():
+    for line in read_text(f"{root}/proc/meminfo").splitlines():
         name, _, value = line.partition(":")
         fields[name] = int(value.split()[0]) * 1024
     return fields
@@ -62,7 +62,7 @@ def meminfo(root: str = "") -> dict[str, int]:
 def network_bytes(root: str = "") -> dict[str, tuple[int, int]]:
     """Return bytes received and sent by interface, except for purely virtual interfaces."""
     counts = {}
-    for line in text(f"{root}/proc/net/dev", 1 << 18).splitlines()[2:]:
+    for line in read_text(f"{root}/proc/net/dev", 1 << 18).splitlines()[2:]:
         name, _, rest = line.partition(":")
         name, fields = name.strip(), rest.split()
         path = f"{root}/sys/class/net/{name}"
@@ -73,5 +73,5 @@ def network_bytes(root: str = "") -> dict[str, tuple[int, int]]:
 
 def is_virtual_end(path: str) -> bool:
     """Return True for one end of a veth pair: in a container it is the only network."""
-    link, own = text(f"{path}/iflink"), text(f"{path}/ifindex")
+    link, own = read_text(f"{path}/iflink"), read_text(f"{path}/ifindex")
     return bool(link) and link != own and not os.path.exists(f"{path}/master")

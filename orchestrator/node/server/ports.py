@@ -27,7 +27,7 @@ class Ports(SessionState):
     def hold(self, request: PortRequest) -> None:
         if self.holder:
             self.holder.close()
-        self.number, self.holder = hold(request.wanted, exact=request.exact)
+        self.number, self.holder = hold_port(request.wanted, exact=request.exact)
         if request.peers:
             self.peers = listen(self.number)
 
@@ -47,7 +47,7 @@ class Ports(SessionState):
             self.peers = None
 
 
-def hold(wanted: int, *, exact: bool) -> tuple[int, socket.socket | None]:
+def hold_port(wanted: int, *, exact: bool) -> tuple[int, socket.socket | None]:
     """Reserve a TCP port until the job's supervisor ends, against other launches at this moment.
 
     The TCP port itself must stay free for torchrun. So the reservation is an abstract Unix socket
@@ -69,13 +69,13 @@ def hold(wanted: int, *, exact: bool) -> tuple[int, socket.socket | None]:
 
 def port_is_free(number: int) -> bool:
     try:
-        listening(number).close()
+        listening_socket(number).close()
     except OSError:
         return False
     return True
 
 
-def listening(port: int = 0, backlog: int = 128) -> socket.socket:
+def listening_socket(port: int = 0, backlog: int = 128) -> socket.socket:
     """Listen on a port (0: any free one), on all addresses of this machine."""
     if socket.has_dualstack_ipv6():
         family = socket.AF_INET6
@@ -93,7 +93,7 @@ def listening(port: int = 0, backlog: int = 128) -> socket.socket:
 def listen(avoid: int) -> socket.socket | None:
     """Listen on a free port other than `avoid`; return None if that is not possible."""
     with contextlib.suppress(OSError):
-        while (server := listening(backlog=4096)).getsockname()[1] == avoid:
+        while (server := listening_socket(backlog=4096)).getsockname()[1] == avoid:
             server.close()
         return server
     return None

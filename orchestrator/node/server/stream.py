@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from orchestrator.node.job.run_directory import RunDir, connect
+from orchestrator.node.job.run_directory import RunDir, connect_supervisor
 from orchestrator.protocol import control
 from orchestrator.protocol.frames import EVENTS, LOG, OFFSET, RANKS, STREAM_CHUNK_BYTES
 from orchestrator.protocol.message import Message
@@ -36,7 +36,7 @@ class FileStreamer:
         # The time at which all that was sent would have been sent at an even pace.
         self.due = 0.0
         try:
-            self.supervisor = connect(run)
+            self.supervisor = connect_supervisor(run)
             self.supervisor.setblocking(False)
         except OSError:
             # The supervisor has ended, so the files are complete.

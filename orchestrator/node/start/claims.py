@@ -11,7 +11,7 @@ from typing import NamedTuple
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine import amd, nvidia
 from orchestrator.node.server.session import Refusal, ServerSession, SessionState
-from orchestrator.node.start.lock_table import LockTable, printable
+from orchestrator.node.start.lock_table import LockTable, printable_text
 from orchestrator.protocol.facts import Card
 from orchestrator.protocol.requests.claims import (
     RUNNING,
@@ -257,9 +257,9 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
     if not any(one.vendor == "nvidia" for one in some):
         return {}, ""
     # Launches on machines without GPUs do not need this import.
-    from orchestrator.node.machine.checkup import owner
+    from orchestrator.node.machine.checkup import owner_of_process
 
-    holders, problem = nvidia.computing(TOOL_SECONDS)
+    holders, problem = nvidia.computing_processes(TOOL_SECONDS)
     by_uuid = {one.uuid: one for one in some if one.uuid}
     found: dict[str, Taken] = {}
     for holder in holders:
@@ -267,12 +267,12 @@ def users_of(some: Sequence[Device]) -> tuple[dict[str, Taken], str]:
         program = os.path.basename(holder.name)
         if device is None or program in SHARED_BY_ALL:
             continue
-        whose = owner(holder.pid) or {}
+        whose = owner_of_process(holder.pid) or {}
         found[device.key] = Taken(
             names=(device.name,),
             user=str(whose.get("user") or "another user"),
-            job=printable(str(whose.get("job") or "")),
-            program=printable(program),
+            job=printable_text(str(whose.get("job") or "")),
+            program=printable_text(program),
             pid=holder.pid,
         )
     return found, problem
@@ -318,7 +318,7 @@ def read_table(session: ServerSession, request: ReadLockTable) -> LockTableState
 
 def gpus_here(root: str = "") -> list[Device]:
     """Return the GPUs that a login sees here, in the order of the bus."""
-    found: Sequence[Card] = nvidia.cards(root, seen=True) or amd.cards(root)
+    found: Sequence[Card] = nvidia.read_cards(root, seen=True) or amd.read_cards(root)
     return [
         Device(
             key=f"gpu-{card.pci or index}",

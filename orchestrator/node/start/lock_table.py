@@ -40,12 +40,12 @@ LAST_BYTE = (1 << 62) - 1
 
 def place() -> str:
     """Return the directory: one for each machine and boot, even on a disk that machines share."""
-    return os.environ.get(VARIABLE) or f"/tmp/orchestrator-claims-{machine()}"
+    return os.environ.get(VARIABLE) or f"/tmp/orchestrator-claims-{machine_identity()}"
 
 
-def machine() -> str:
+def machine_identity() -> str:
     """Return an identifier of this machine, its boot and its network, the same for all logins."""
-    boot = sysfs.text("/proc/sys/kernel/random/boot_id")[:8]
+    boot = sysfs.read_text("/proc/sys/kernel/random/boot_id")[:8]
     return f"{boot}-{network_space()}"
 
 
@@ -98,7 +98,7 @@ class LockTable:
     def entries(self) -> list[ClaimEntry]:
         """Return the entries of all users whose writers live; remove dead ones of this user."""
         found = []
-        for name in sysfs.names(self.path)[:MOST_ENTRIES]:
+        for name in sysfs.list_names(self.path)[:MOST_ENTRIES]:
             if name.startswith(".") or not name.endswith(".json"):
                 continue
             entry = self.read(name[: -len(".json")])
@@ -141,11 +141,11 @@ def lock_of(name: str, kind: int) -> bytes:
 
 def shown(entry: ClaimEntry) -> ClaimEntry:
     """Return the entry with unprintable characters replaced, so that it fits on any terminal."""
-    texts = {name: printable(getattr(entry, name)) for name in ("state", "job", "head")}
-    return entry.replace(**texts, names=tuple(map(printable, entry.names)))
+    texts = {name: printable_text(getattr(entry, name)) for name in ("state", "job", "head")}
+    return entry.replace(**texts, names=tuple(map(printable_text, entry.names)))
 
 
-def printable(text: str) -> str:
+def printable_text(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text)
 
 

@@ -43,7 +43,7 @@ def hook(session: ServerSession, request: Hook) -> Hooked:
 @answers(Start)
 def start_part(session: ServerSession, request: Start) -> StartedHere:
     spec = start.part_of(request)
-    return start.stand_by(session, spec) if request.later else start.start(session, spec)
+    return start.stand_by(session, spec) if request.later else start.start_part(session, spec)
 
 
 @answers(TakePorts)
@@ -65,7 +65,7 @@ def release(session: ServerSession, request: Release) -> Nothing:
     # There is no next attempt.
     session.of(StandbySession).next_look = math.inf
     session.of(Claims).drop()
-    resume_dir.remove(run)
+    resume_dir.remove_resume_dir(run)
     return Nothing()
 
 
@@ -76,7 +76,7 @@ def claim(session: ServerSession, request: Claim) -> Claimed:
     if devices is None:
         return Claimed(held=True)
     claimed = session.of(Claims).take(devices, request.patience, new=request.part is None)
-    return claimed.replace(machine=lock_table.machine())
+    return claimed.replace(machine=lock_table.machine_identity())
 
 
 @answers(Unclaim)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.processes import OPTIONS
-from orchestrator.node.job.run_directory import RunDir, machine
+from orchestrator.node.job.run_directory import RunDir, machine_name
 from orchestrator.node.machine import compile_caches
 from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TOLD_SECONDS = 10.0
 
 
-def start(session: ServerSession, spec: Spec) -> StartedHere:
+def start_part(session: ServerSession, spec: Spec) -> StartedHere:
     """Start this node's part of a job; return the supervisor's PID and its directories."""
     run, first = RunDir(spec.job, spec.node), first_run(spec)
     make_run_directory(session, run, first)
@@ -44,11 +44,11 @@ def start(session: ServerSession, spec: Spec) -> StartedHere:
     if spec.attempt is not None:
         attempt = {
             "ORCHESTRATOR_ATTEMPT": str(spec.attempt.number),
-            "ORCHESTRATOR_RESUME_DIR": resume_dir.make(first),
+            "ORCHESTRATOR_RESUME_DIR": resume_dir.make_resume_dir(first),
             "ORCHESTRATOR_FIRST_WORLD_SIZE": str(spec.attempt.ranks),
         }
     claims = session.of(Claims)
-    caches = compile_caches.environment(there, os.environ)
+    caches = compile_caches.cache_variables(there, os.environ)
     env = {**there.env, **attempt, **claims.environment(spec), **caches}
     there = there.replace(env=env, claim=claims.place)
     ports = session.of(Ports)
@@ -101,14 +101,14 @@ def stand_by(session: ServerSession, spec: Spec) -> StartedHere:
         from orchestrator.node.warm import standbys
         from orchestrator.node.warm.session import SPARE_SECONDS
 
-        standbys.start(run, os.environ, session.umask, SPARE_SECONDS)
+        standbys.start_standby(run, os.environ, session.umask, SPARE_SECONDS)
     return StartedHere(supervisor=0, shared=False)
 
 
 def at_home(session: ServerSession, spec: Spec) -> Spec:
     """Return the spec with the facts that only this machine knows."""
     spec = checkout.with_first(spec)
-    return spec.replace(library=LIBRARY, version=OWN, umask=session.umask, machine=machine())
+    return spec.replace(library=LIBRARY, version=OWN, umask=session.umask, machine=machine_name())
 
 
 def start_supervisor(session: ServerSession, run: RunDir, spec: Spec) -> tuple[int, bool, str]:

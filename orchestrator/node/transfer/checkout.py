@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from orchestrator.common import files
-from orchestrator.node.job.run_directory import RunDir, home
+from orchestrator.node.job.run_directory import RunDir, jobs_home
 from orchestrator.node.server.session import ServerSession, SessionState
 from orchestrator.node.transfer import snapshot
 from orchestrator.node.transfer.store import Store
@@ -29,12 +29,14 @@ class CodeSession(SessionState):
 
     def check_out(self, request: CheckOut) -> CheckedOut:
         """Return a new snapshot of an offered tree whose contents have all arrived."""
-        from orchestrator.node.machine.disks import disk
+        from orchestrator.node.machine.disks import disk_of
         from orchestrator.node.machine.probe import resolve_target
 
         entries, (first, strange) = self.store.tree(request.tree), installs_from(request.beside)
         with self.store.writing():
-            path, root = snapshot.make(self.store, request.snapshot, request.title, entries, first)
+            path, root = snapshot.make_snapshot(
+                self.store, request.snapshot, request.title, entries, first
+            )
             self.unused.add(path)
             linked = snapshot.link_own(path, root, request.beside, request.inputs, create=False)
             snapshot.link_own(path, root, request.beside, request.outputs, create=True)
@@ -45,7 +47,7 @@ class CodeSession(SessionState):
             installed=tuple(first),
             strange=tuple(strange),
             target=resolve_target(request.target, workdir),
-            disk=disk(workdir),
+            disk=disk_of(workdir),
         )
 
     def job_started(self, run: RunDir, spec: Spec) -> None:
@@ -53,23 +55,23 @@ class CodeSession(SessionState):
         path = snapshot.snapshot_of(self.store, spec.workdir)
         if path in self.unused:
             self.unused.remove(path)
-            snapshot.keep(path, run)
+            snapshot.record_owner(path, run)
             # The job does not wait for the cleanup.
-            threading.Thread(target=clean, daemon=True).start()
+            threading.Thread(target=clean_snapshots, daemon=True).start()
 
     def leave(self) -> None:
         """Remove snapshots without a job."""
         for path in self.unused:
             with contextlib.suppress(OSError):
-                snapshot.remove(path)
+                snapshot.remove_snapshot(path)
 
 
-def clean() -> int:
+def clean_snapshots() -> int:
     """Remove snapshots whose jobs are gone, and unused contents; return the bytes freed."""
     store, now, freed = Store(), time.time(), 0
     # The store may not exist yet.
     with contextlib.suppress(OSError):
-        freed += snapshot.tidy(store, now)
+        freed += snapshot.tidy_snapshots(store, now)
         freed += store.collect(now)
     return freed
 
@@ -118,7 +120,7 @@ def is_of_python(path: str, source: str) -> bool:
     """Return True for the environment itself, if it lies in the directory, and this library."""
     prefix = os.path.realpath(sys.prefix)
     of_prefix = is_below(prefix, source) and is_below(path, prefix)
-    return of_prefix or is_below(path, os.path.realpath(home())) or path.endswith(PACKAGES)
+    return of_prefix or is_below(path, os.path.realpath(jobs_home())) or path.endswith(PACKAGES)
 
 
 def with_first(spec: Spec) -> Spec:

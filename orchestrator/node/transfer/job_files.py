@@ -18,15 +18,15 @@ from pathlib import Path, PurePath
 from orchestrator.common import files
 from orchestrator.common.folder import Folder
 from orchestrator.node.job import resume_dir
-from orchestrator.node.job.run_directory import RunDir, home
+from orchestrator.node.job.run_directory import RunDir, jobs_home
 from orchestrator.node.transfer import snapshot
 from orchestrator.node.transfer.listing import Listing
 from orchestrator.node.transfer.receive import (
     Looks,
     TargetDirectory,
+    empty_target,
     looks_at,
     looks_of,
-    nothing,
 )
 from orchestrator.node.transfer.store import Store
 from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry, is_inside
@@ -59,12 +59,12 @@ SEARCH_SECONDS = 5.0
 CLOCK_SECONDS = 2.0
 
 
-def written(run: RunDir, request: AskJobFiles) -> JobFiles:
+def written_files(run: RunDir, request: AskJobFiles) -> JobFiles:
     """Return the files written in the job's directories since the job began."""
     spec = run.read_spec()
     roots, since = roots_of(run, spec, request.outputs), began(run, spec)
     experiments = os.path.dirname(experiment(run, spec))
-    apart = set(map(os.path.realpath, (home(), experiments, spec.workdir)))
+    apart = set(map(os.path.realpath, (jobs_home(), experiments, spec.workdir)))
     until, found, whole = time.monotonic() + SEARCH_SECONDS, list[OutputFile](), True
     parents = list[OutputFile]()
     for name, root in roots.items():
@@ -88,13 +88,13 @@ def written(run: RunDir, request: AskJobFiles) -> JobFiles:
     )
 
 
-def target(
+def target_directory(
     run: RunDir, place: RemoteDir, entries: Sequence[ManifestEntry], umask: int
 ) -> TargetDirectory:
     """Return the receiver for files that the job's master wrote in the same directory."""
     root = roots_of(run, run.read_spec(), place.outputs).get(place.directory)
     if root is None:
-        return nothing()
+        return empty_target()
     return FromMaster(run, place.directory, Path(root), entries, umask)
 
 
@@ -145,7 +145,7 @@ def roots_of(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, str]:
     found = {
         WORK: spec.workdir,
         OUTPUTS: os.path.join(experiment(run, spec), "outputs"),
-        RESUME: resume_dir.make(resume_dir.first_of(run) or run),
+        RESUME: resume_dir.make_resume_dir(resume_dir.first_of(run) or run),
     }
     if whole := snapshot.snapshot_of(Store(), spec.workdir):
         found[ABOVE] = os.fsdecode(whole)

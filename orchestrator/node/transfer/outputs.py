@@ -27,7 +27,7 @@ STAY_HIDDEN = re.compile(
 )
 
 
-def directory(run: RunDir) -> str:
+def outputs_directory(run: RunDir) -> str:
     """Return the node's own outputs; a job on a shared disk has none (see node/start)."""
     return os.path.join(run.path, "experiment", "outputs")
 
@@ -37,7 +37,7 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
 
     For at most `beside` seconds, files that they wrote beside their code are looked for as well.
     """
-    root = directory(run)
+    root = outputs_directory(run)
     listing = Listing(
         root,
         lambda path, entry: (
@@ -74,7 +74,7 @@ def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
     try:
         whole.workdir = run.read_spec().workdir
         above = snapshot.snapshot_of(Store(), whole.workdir)
-        found = snapshot.written(above, until) if above else []
+        found = snapshot.written_since_start(above, until) if above else []
     except TimeoutError:
         whole.left_out.append(f"{whole.workdir} (it takes too long to look through)")
         return
@@ -111,7 +111,7 @@ def of_path(path: str, base: str) -> OutputFiles:
     return listing.answer()
 
 
-def read(request: ReadFile) -> FilePiece:
+def read_piece(request: ReadFile) -> FilePiece:
     """Return a piece of a file; the caller must have checked that it was listed."""
     with files.open_plain(os.path.join(request.place, request.path)) as file:
         if request.changed not in (0, os.fstat(file.fileno()).st_mtime_ns):

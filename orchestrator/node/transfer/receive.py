@@ -47,7 +47,7 @@ def parts_of_path(entry: ManifestEntry) -> list[str]:
     return os.fsdecode(entry.path).split("/")
 
 
-def unzip(data: bytes | bytearray, most: int) -> bytes:
+def unzip_data(data: bytes | bytearray, most: int) -> bytes:
     """Return unpacked data from another machine; raise ValueError above a size limit."""
     unpacker = zlib.decompressobj()
     try:
@@ -175,7 +175,7 @@ class TargetDirectory:
             writing.abandon()
 
 
-def nothing() -> TargetDirectory:
+def empty_target() -> TargetDirectory:
     """Return a receiver that takes no files."""
     return TargetDirectory(Folder(Path(), private=True), ())
 
@@ -216,6 +216,6 @@ def hand_over(run: RunDir, first: RunDir) -> None:
         os.symlink(first.payload, run.payload)
 
 
-def discard(run: RunDir) -> None:
+def discard_files(run: RunDir) -> None:
     """Delete the files of a job that was never started."""
     shutil.rmtree(waiting_place(run), ignore_errors=True)

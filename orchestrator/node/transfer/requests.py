@@ -10,7 +10,7 @@ from orchestrator.common.folder import Folder
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.session import Refusal, ServerSession, SessionState, answers
 from orchestrator.node.transfer import outputs, receive
-from orchestrator.node.transfer.receive import TargetDirectory, unzip
+from orchestrator.node.transfer.receive import TargetDirectory, unzip_data
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import LARGEST_LIST_BYTES
 from orchestrator.protocol.requests.request import NO_PART
@@ -42,7 +42,7 @@ class Moving(SessionState):
     def __init__(self, session: ServerSession) -> None:
         super().__init__(session)
         # The files that the head offered last.
-        self.offered = receive.nothing()
+        self.offered = receive.empty_target()
         # The runs whose private files wait for the start of the job.
         self.handed: dict[str, RunDir] = {}
         # The files that were listed, which the head may read.
@@ -52,12 +52,12 @@ class Moving(SessionState):
         """End all transfers, and discard files that no job has taken."""
         self.offered.abandon()
         for run in self.handed.values():
-            receive.discard(run)
+            receive.discard_files(run)
 
     def offer(self, place: RemoteDir) -> TargetDirectory:
         """Return the receiver for the manifest in the payload; end the transfer before it."""
         self.offered.abandon()
-        listing = unzip(self.session.take_piece(), LARGEST_LIST_BYTES)
+        listing = unzip_data(self.session.take_piece(), LARGEST_LIST_BYTES)
         entries = manifest.unpack_entries(listing)
         if place.kind == STORE:
             from orchestrator.node.transfer.checkout import CodeSession
@@ -74,7 +74,7 @@ class Moving(SessionState):
             from orchestrator.node.transfer import job_files
 
             run = RunDir(place.job, place.node)
-            self.offered = job_files.target(run, place, entries, self.session.umask)
+            self.offered = job_files.target_directory(run, place, entries, self.session.umask)
         else:
             path = files.expand_home(place.directory)
             if not path.startswith("/"):
@@ -102,7 +102,7 @@ def contents(session: ServerSession, request: Contents) -> Lacking:
     """Write the received parts; return the files that failed."""
     offered = session.of(Moving).offered
     try:
-        data = unzip(session.take_piece(), min(request.size, LARGEST_BATCH_BYTES) or 1)
+        data = unzip_data(session.take_piece(), min(request.size, LARGEST_BATCH_BYTES) or 1)
         if len(data) != request.size:
             raise ValueError("contents of another size came")
         for part, content in parts_of(data):
@@ -142,7 +142,7 @@ def files_of_path(session: ServerSession, request: ListPath) -> OutputFiles:
 def read_file(session: ServerSession, request: ReadFile) -> FilePiece:
     if (request.place, request.path) not in session.of(Moving).listed:
         raise Refusal(f"no such output: {request.path!r}")
-    return outputs.read(request)
+    return outputs.read_piece(request)
 
 
 @answers(AskJobFiles)
@@ -152,6 +152,6 @@ def files_of_job(session: ServerSession, request: AskJobFiles) -> JobFiles:
     run = RunDir(request.job, request.node)
     if not os.path.exists(run.spec):
         raise Refusal("it has lost its part of the job", NO_PART)
-    found, moving = job_files.written(run, request), session.of(Moving)
+    found, moving = job_files.written_files(run, request), session.of(Moving)
     moving.listed |= {(found.roots[file.place], file.path) for file in found.files}
     return found

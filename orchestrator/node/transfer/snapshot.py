@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer.listing import Listing
-from orchestrator.node.transfer.store import OLD_SECONDS, Store, is_kept, settle
+from orchestrator.node.transfer.store import OLD_SECONDS, Store, is_kept, settle_content
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry, is_inside
 from orchestrator.protocol.requests.transfer import OutputFile
@@ -34,7 +34,7 @@ COPIED_BYTES = 16 << 20
 UNUSED_SECONDS = 3600.0
 
 
-def make(
+def make_snapshot(
     store: Store,
     name: str,
     title: str,
@@ -62,7 +62,7 @@ def make(
                 os.symlink(entry.value, path)
         files.replace_file(os.fsdecode(os.path.join(place, WHOLE)), "\n".join(first))
     except BaseException:
-        remove(place)
+        remove_snapshot(place)
         raise
     return place, root
 
@@ -101,7 +101,7 @@ def put(kept: bytes, path: bytes, entry: ManifestEntry, *, link: bool) -> None:
                 pass
         shutil.copyfileobj(source, target)
         target.flush()
-        settle(target.fileno(), entry)
+        settle_content(target.fileno(), entry)
     # This call updates the ctime.
     os.chmod(kept, entry.mode)
     # The job to which it is linked may write into it at this moment.
@@ -144,7 +144,7 @@ def link_own(
 # -- whose it is, and its end ---------------------------------------------------------------------
 
 
-def keep(path: bytes, run: RunDir) -> None:
+def record_owner(path: bytes, run: RunDir) -> None:
     """Record the job that runs in a snapshot."""
     files.replace_file(os.fsdecode(os.path.join(path, OWNER)), f"{run.job}\n{run.node}\n")
 
@@ -158,7 +158,7 @@ def snapshot_of(store: Store, directory: str) -> bytes:
     return path if known and not os.path.islink(path) else b""
 
 
-def remove(path: bytes) -> int:
+def remove_snapshot(path: bytes) -> int:
     """Remove a snapshot; return the number of bytes freed."""
     freed: list[int] = []
     with contextlib.suppress(FileNotFoundError):
@@ -168,7 +168,7 @@ def remove(path: bytes) -> int:
     return sum(freed)
 
 
-def tidy(store: Store, now: float) -> int:
+def tidy_snapshots(store: Store, now: float) -> int:
     """Remove snapshots whose jobs never started or are gone, and old ones without new files.
 
     Returns the number of bytes freed.
@@ -182,9 +182,11 @@ def tidy(store: Store, now: float) -> int:
                 is_over = age > UNUSED_SECONDS
             else:
                 ended = age > OLD_SECONDS and run.last(Ended) is not None
-                is_over = not os.path.isdir(run.path) or (ended and not written(entry.path))
+                is_over = not os.path.isdir(run.path) or (
+                    ended and not written_since_start(entry.path)
+                )
             if is_over:
-                freed += remove(entry.path)
+                freed += remove_snapshot(entry.path)
     return freed
 
 
@@ -198,7 +200,7 @@ def owner(path: bytes) -> RunDir | None:
     return RunDir(job, int(node))
 
 
-def written(path: bytes, until: float = math.inf) -> list[OutputFile]:
+def written_since_start(path: bytes, until: float = math.inf) -> list[OutputFile]:
     """Return the files changed since a snapshot was complete, except Python's bytecode.
 
     Raises TimeoutError after `until`. Files that were sent have times of the past.

@@ -18,7 +18,7 @@ from pathlib import Path
 from orchestrator.common import files
 from orchestrator.common.folder import Folder
 from orchestrator.common.permissions import other_writers
-from orchestrator.node.job.run_directory import home
+from orchestrator.node.job.run_directory import jobs_home
 from orchestrator.node.transfer.receive import Arriving, TargetDirectory
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, ManifestEntry
@@ -36,7 +36,7 @@ class Store:
     """The contents stored on this node."""
 
     def __init__(self) -> None:
-        self.root = os.fsencode(os.path.join(home(), "code"))
+        self.root = os.fsencode(os.path.join(jobs_home(), "code"))
         self.objects = os.path.join(self.root, b"objects")
         self.snapshots = os.path.join(self.root, b"snapshots")
         # The offered trees, by the digest of the list.
@@ -136,7 +136,7 @@ class ToStore(TargetDirectory):
         return Arriving(self.folder, stored, entry.mode, self.label)
 
 
-def settle(descriptor: int, entry: ManifestEntry) -> None:
+def settle_content(descriptor: int, entry: ManifestEntry) -> None:
     """Set the mode and the time of a content's file."""
     os.fchmod(descriptor, entry.mode)
     os.utime(descriptor, (moment(entry.value), moment(entry.value)))

@@ -42,5 +42,10 @@ def warm_off(session: ServerSession, request: WarmOff) -> StandbyEnds:
 
 def private_memory(pid: int) -> int:
     """Return the resident memory that no file backs, in bytes; 0 if the process is gone."""
-    _, resident, shared, *_ = [*map(int, processes.contents(f"/proc/{pid}/statm").split()), 0, 0, 0]
+    _, resident, shared, *_ = [
+        *map(int, processes.file_contents(f"/proc/{pid}/statm").split()),
+        0,
+        0,
+        0,
+    ]
     return (resident - shared) * resource.getpagesize()

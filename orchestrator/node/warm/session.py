@@ -72,7 +72,7 @@ class StandbySession(SessionState):
         # Most jobs do not need this import.
         from orchestrator.node.warm import standbys
 
-        standbys.start(run, os.environ, self.session.umask, least)
+        standbys.start_standby(run, os.environ, self.session.umask, least)
 
 
 def due(run: RunDir) -> float:

@@ -49,9 +49,9 @@ def main() -> None:
     caller, order, passed = wait_for_order(directory, server, files)
     changed = [path for path, mark in files.items() if mark_of(path) != mark]
     if changed:
-        send(caller, {"no": f"{changed[0]} has changed"})
+        send_message(caller, {"no": f"{changed[0]} has changed"})
         return
-    send(caller, {"yes": True})
+    send_message(caller, {"yes": True})
     ours, its = socket.socketpair()
     pid = os.fork()
     if pid:
@@ -76,7 +76,9 @@ def load(name: str, *directory: str) -> Any:
 # -- messages ---------------------------------------------------------------------------------
 
 
-def send(connection: socket.socket, message: dict[str, Any], files: Sequence[int] = ()) -> None:
+def send_message(
+    connection: socket.socket, message: dict[str, Any], files: Sequence[int] = ()
+) -> None:
     """Send one line of JSON, and open files with it."""
     line = json.dumps(message).encode("ascii") + b"\n"
     sent = socket.send_fds(connection, [line], list(files)) if files else 0
@@ -85,7 +87,7 @@ def send(connection: socket.socket, message: dict[str, Any], files: Sequence[int
         connection.sendall(line[sent:])
 
 
-def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
+def receive_message(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """Return the next message and its open files; raise an EOFError if the sender is gone."""
     flags = socket.MSG_CMSG_CLOEXEC
     line, files, _, _ = socket.recv_fds(connection, 1 << 16, MOST_FILES, flags)
@@ -114,7 +116,7 @@ def wait_for_order(
             caller, _ = server.accept()
             caller.settimeout(PATIENCE_SECONDS)
             with contextlib.suppress(OSError, EOFError, ValueError):
-                return caller, *receive(caller)
+                return caller, *receive_message(caller)
             sys.exit()
         if must_leave(places):
             with contextlib.suppress(OSError):
@@ -181,14 +183,14 @@ def supervise(
 def become_torchrun(control: socket.socket, agent_start: Any, interpreter: Any) -> None:
     """Bring this process to the state of a cold start; if that is impossible, execute one."""
     try:
-        start, (output,) = receive(control)
+        start, (output,) = receive_message(control)
     except (EOFError, OSError):
         # The supervisor is gone.
         os._exit(1)
     control.close()
     os.setsid()
     start["directory"] = respelt(start["directory"])
-    agent_start.settle(start)
+    agent_start.apply_settings(start)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)

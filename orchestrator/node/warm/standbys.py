@@ -25,11 +25,11 @@ from typing import IO, NamedTuple
 from orchestrator.common import hiding
 from orchestrator.node.job import processes
 from orchestrator.node.job.processes import LOOK_SECONDS, OPTIONS, Process
-from orchestrator.node.job.ranks.agent_start import limits
-from orchestrator.node.job.run_directory import RunDir, connect_in, home, listen_in
+from orchestrator.node.job.ranks.agent_start import own_limits
+from orchestrator.node.job.run_directory import RunDir, connect_in, jobs_home, listen_in
 from orchestrator.node.job.supervisor import agent_environment
 from orchestrator.node.server.session import LIBRARY
-from orchestrator.node.warm.standby import receive, send
+from orchestrator.node.warm.standby import receive_message, send_message
 from orchestrator.protocol.message import (
     Message,
     Nonsense,
@@ -96,7 +96,7 @@ class WarmSupervisor(NamedTuple):
 # -- what it is started with ------------------------------------------------------------------
 
 
-def unsuitable(spec: Spec, environ: Mapping[str, str]) -> str:
+def why_unsuitable(spec: Spec, environ: Mapping[str, str]) -> str:
     """Return the reason why a job like this one can never start warm, or an empty string."""
     if spec.start != "fork":
         return "its ranks do not start from torchrun's process (start: plain, --no-torchrun)"
@@ -122,7 +122,7 @@ def login(umask: int) -> str:
     """Return the properties that a process inherits from its login and keeps through exec."""
     lines = text("/proc/self/status").splitlines()
     status = [line for line in lines if line.partition(":")[0] in INHERITED]
-    hard = [hard for _, _, hard in limits()]
+    hard = [hard for _, _, hard in own_limits()]
     group = SESSION.sub("session", text("/proc/self/cgroup"))
     return str((umask, status, os.getpriority(os.PRIO_PROCESS, 0), hard, group))
 
@@ -144,15 +144,15 @@ def path_of(spec: Spec, environ: Mapping[str, str], umask: int) -> str:
     words = [machine(), job_of(spec), LIBRARY, spec.agent[0], python, modified(python)]
     words += [login(umask), *sorted(variables_of(spec, environ).items())]
     name = hashlib.sha256(json.dumps(words).encode("ascii")).hexdigest()[:16]
-    return os.path.join(root(), name)
+    return os.path.join(standbys_root(), name)
 
 
-def root() -> str:
-    return os.path.join(home(), "warm")
+def standbys_root() -> str:
+    return os.path.join(jobs_home(), "warm")
 
 
 def text(path: str) -> str:
-    return os.fsdecode(processes.contents(path))
+    return os.fsdecode(processes.file_contents(path))
 
 
 def modified(path: str) -> float:
@@ -168,12 +168,12 @@ def modified(path: str) -> float:
 def find_all() -> list[Standby]:
     """Return the standbys of this machine, the oldest first; files of dead ones are removed."""
     try:
-        names = os.listdir(root())
+        names = os.listdir(standbys_root())
     except OSError:
         return []
     found = []
     for name in names:
-        path = os.path.join(root(), name)
+        path = os.path.join(standbys_root(), name)
         standby = read(path)
         if standby is not None and standby.machine == machine():
             if process_of(standby) is None:
@@ -197,7 +197,7 @@ def read(path: str) -> Standby | None:
 
 def process_of(standby: Standby) -> Process | None:
     """Return the process of a standby, or None if it has ended."""
-    now = processes.find(standby.pid)
+    now = processes.find_process(standby.pid)
     lives = now is not None and now.key == (standby.pid, standby.started) and not now.is_dead
     return now if lives else None
 
@@ -205,14 +205,14 @@ def process_of(standby: Standby) -> Process | None:
 # -- starting and ending ----------------------------------------------------------------------
 
 
-def start(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.0) -> None:
+def start_standby(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.0) -> None:
     """Start a standby for jobs like this run's unless one waits already. Returns without waiting.
 
     It stays for the time that the job requested, and for at least `least` seconds.
     """
     with contextlib.suppress(OSError, ValueError):
         spec = run.read_spec()
-        if unsuitable(spec, environ):
+        if why_unsuitable(spec, environ):
             return
         path, until = path_of(spec, environ, umask), time.time() + max(spec.warm, least)
         others = find_all()
@@ -223,7 +223,7 @@ def start(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.
         # A node has two standbys at most.
         for standby in others[:-1]:
             end_standby(standby)
-        os.makedirs(root(), mode=0o700, exist_ok=True)
+        os.makedirs(standbys_root(), mode=0o700, exist_ok=True)
         spawn(path, until, spec, environ)
 
 
@@ -251,7 +251,7 @@ def spawn(
                 start_new_session=True,
                 pass_fds=[server.fileno()],
             )
-        now = processes.find(process.pid)
+        now = processes.find_process(process.pid)
         standby = Standby(
             machine=machine(),
             job=job_of(spec),
@@ -289,7 +289,7 @@ def end_standby(standby: Standby) -> bool:
 def end_claimed(standby: Standby) -> bool:
     deadline = time.monotonic() + DEATH_SECONDS
     while (process := process_of(standby)) is not None and time.monotonic() < deadline:
-        processes.send(process, signal.SIGKILL)
+        processes.send_signal(process, signal.SIGKILL)
         time.sleep(LOOK_SECONDS)
     shutil.rmtree(standby.directory, ignore_errors=True)
     return process is None
@@ -309,7 +309,7 @@ def hand_over(
     run: RunDir, spec: Spec, environ: Mapping[str, str], umask: int, files: Sequence[int]
 ) -> tuple[WarmSupervisor | None, str]:
     """Start the job's supervisor and torchrun from a fitting standby, or return why none does."""
-    reason = unsuitable(spec, environ)
+    reason = why_unsuitable(spec, environ)
     if reason:
         return None, f"cold start: {reason}"
     path = path_of(spec, environ, umask)
@@ -338,20 +338,20 @@ def take(
         "job": ["supervise", run.job, str(run.node)],
         "environ": dict(environ),
         "directory": os.getcwd(),
-        "limits": limits(),
+        "limits": own_limits(),
         "numbers": [1, 2, *files[1:]],
     }
     try:
         with connect_in(standby.directory, seconds=STANDBY_SECONDS) as client:
-            send(client, order, [writing, *files])
-            answer, _ = receive(client)
+            send_message(client, order, [writing, *files])
+            answer, _ = receive_message(client)
             reason = str(answer.get("no", reason))
             if "yes" in answer and process is not None:
                 shutil.rmtree(standby.directory, ignore_errors=True)
                 warm = WarmSupervisor(
                     pid=process.pid,
                     stdout=os.fdopen(reading, "rb", buffering=0),
-                    kill=partial(processes.send, process, signal.SIGKILL),
+                    kill=partial(processes.send_signal, process, signal.SIGKILL),
                 )
                 return warm, ""
     except (OSError, EOFError, ValueError):

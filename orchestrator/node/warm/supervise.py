@@ -12,7 +12,7 @@ from orchestrator.node.job import supervisor
 from orchestrator.node.job.ranks.agent_start import AgentStart
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.supervisor import Supervisor
-from orchestrator.node.warm.standby import send
+from orchestrator.node.warm.standby import send_message
 from orchestrator.protocol.timing import STANDBY_SECONDS
 
 
@@ -27,7 +27,7 @@ class ForkedSupervisor(Supervisor):
         # torchrun was killed a moment ago.
         with self.control, contextlib.suppress(BrokenPipeError):
             self.control.settimeout(STANDBY_SECONDS)
-            send(self.control, {**start}, [output])
+            send_message(self.control, {**start}, [output])
         # The caller uses only these attributes of a Popen.
         return cast("subprocess.Popen[bytes]", SimpleNamespace(pid=self.waiting, returncode=None))
 

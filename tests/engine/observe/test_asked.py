@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.follow.requests import ask
+from orchestrator.node.follow.requests import ask_for_profile
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests import follow as profiling
 from orchestrator.protocol.requests.follow import ProfileRequest, ProfileState
@@ -37,7 +37,7 @@ def asking(run_dir: RunDir, trace: ProfileRequest, states: list[ProfileState]) -
 
     def go() -> None:
         while not states or states[-1].reply is None or states[-1].reply.state != profiling.WRITTEN:
-            states.append(ask(run_dir, trace))
+            states.append(ask_for_profile(run_dir, trace))
             time.sleep(0.05)
 
     thread = threading.Thread(target=go, daemon=True)
@@ -56,9 +56,9 @@ def test_all_ranks_trace_requested_steps(tmp_path: Path, monkeypatch: pytest.Mon
     run_dir = RunDir("asked", 0)
     asked, plain = job(Path(run_dir.path)), job(tmp_path / "plain")
     asked.path.mkdir(parents=True)
-    states = [ask(run_dir, REQUEST_FILE)]
+    states = [ask_for_profile(run_dir, REQUEST_FILE)]
     assert states[0] == ProfileState()
-    other = ask(run_dir, REQUEST_FILE.replace(id="8"))
+    other = ask_for_profile(run_dir, REQUEST_FILE.replace(id="8"))
     assert other.busy and other.reply is None
     head = asking(run_dir, REQUEST_FILE, states)
     assert run(asked, plain) == [[0, 0], [0, 0]], asked.output()
@@ -83,4 +83,4 @@ def test_all_ranks_trace_requested_steps(tmp_path: Path, monkeypatch: pytest.Mon
     assert f"steps {reply.first} to {reply.last} are traced" in asked.output()
     # No second request was made, and a later one is not taken for this one.
     assert len(list(directory.parent.iterdir())) == 1
-    assert not ask(run_dir, REQUEST_FILE.replace(id="9")).busy
+    assert not ask_for_profile(run_dir, REQUEST_FILE.replace(id="9")).busy

@@ -41,7 +41,7 @@ class Machine(Channel):
         (Path(self.run.path) / "experiment/outputs").mkdir(parents=True)
         env = {"ORCHESTRATOR_EXPERIMENT": str(Path(self.run.path) / "experiment")}
         self.run.write_spec(FIRST.replace(node=index, env=env, workdir=str(self.work)))
-        self.resume = Path(resume_dir.make(self.run))
+        self.resume = Path(resume_dir.make_resume_dir(self.run))
         # A test sets what happens before this node answers a request.
         self.before: Callable[[Request[Any]], object] = lambda request: None
 

@@ -50,7 +50,7 @@ def test_stop_kills_after_slow_look(
     job.supervisor.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(stop_job, "DEATH_SECONDS", 0.0)
     order = Stop(job=job.run.job, node=job.run.node, why="enough", grace=0.0, wait=0.1)
-    assert job.supervisor.pid in stop_job.stop(job.run, order).killed
+    assert job.supervisor.pid in stop_job.stop_part(job.run, order).killed
     wait_until(lambda: not job.living())
 
 
@@ -71,7 +71,7 @@ def test_stopped_job_never_starts(new_job: NewJob, tmp_path: Path) -> None:
     job, other = new_job(), new_job()
     spec = job.spec(script(tmp_path, WAITS))
     order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
-    receipt = stop_job.stop(job.run, order)
+    receipt = stop_job.stop_part(job.run, order)
     # Without any files no end is proved.
     assert not receipt.known and not receipt.left
     assert refused(ServerSession(), spec)
@@ -81,9 +81,9 @@ def test_stopped_job_never_starts(new_job: NewJob, tmp_path: Path) -> None:
         session.answer(Offer(into=RemoteDir(kind=HANDED, job=job.run.job, node=0)))
     assert refusal.value.kind == STOPPED
     assert not list(Path(job.run.path).parent.glob("0*/*"))
-    stop_job.end(other.run, EndOrder(why="not started", grace=0.0))
+    stop_job.end_part(other.run, EndOrder(why="not started", grace=0.0))
     assert refused(ServerSession(), other.spec(script(tmp_path, WAITS)))
-    assert cleanup.remove([(job.run.job, 0)], "/none").runs[0].problem == ""
+    assert cleanup.remove_runs([(job.run.job, 0)], "/none").runs[0].problem == ""
     assert not Path(job.run.path).parent.exists()
 
 
@@ -121,7 +121,7 @@ def test_stop_covers_supervisor_being_started(
     wait_until(reached.exists)
     if how == "stop":
         order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
-        receipt = stop_job.stop(job.run, order)
+        receipt = stop_job.stop_part(job.run, order)
     else:
         (receipt,) = [r for r in ServerSession().answer(ALL).receipts if r.job == job.run.job]
     head.join(PATIENCE)
@@ -256,7 +256,7 @@ def ended_with(pid: int, killed: dict[int, str]) -> Ended:
 def test_receipt_lists_ended_and_killed(home: Path) -> None:
     gone = Process(DEAD, 1, 1, "S", "python")
     ended = ended_with(DEAD + 2, {DEAD + 1: "sleep"})
-    found = stop_job.receipt(RunDir("job-x", 1), "enough", [gone], {}, [], ended)
+    found = stop_job.make_receipt(RunDir("job-x", 1), "enough", [gone], {}, [], ended)
     assert found.ended == {DEAD: "python"}
     assert found.killed == {DEAD + 1: "sleep"}
     assert (found.left, found.port, found.gpu_unknown) == ((), None, "")
@@ -266,4 +266,4 @@ def test_receipt_includes_what_same_stop_ended_earlier(home: Path) -> None:
     """The supervisors pass an end on among themselves: that is often faster than the head."""
     ended = ended_with(DEAD + 2, {}).replace(why="enough", lived={DEAD: "python"})
     for why, names in (("enough", {DEAD: "python"}), ("another stop, later", {})):
-        assert stop_job.receipt(RunDir("job-x", 1), why, [], {}, [], ended).ended == names
+        assert stop_job.make_receipt(RunDir("job-x", 1), why, [], {}, [], ended).ended == names

@@ -32,13 +32,13 @@ def left(home: Path, job: str, node: int = 0, **spec: Any) -> RunDir:
 
 
 def removed(*wanted: tuple[str, int]) -> list[str]:
-    found = cleanup.remove(wanted, f"/anywhere/{OWN}")
+    found = cleanup.remove_runs(wanted, f"/anywhere/{OWN}")
     return [run.problem for run in found.runs]
 
 
 def test_remove_deletes_ended_run(home: Path) -> None:
     left(home, "one", 0), left(home, "one", 1), left(home, "two")
-    found = cleanup.remove([("one", 0), ("none", 0)], f"/anywhere/{OWN}")
+    found = cleanup.remove_runs([("one", 0), ("none", 0)], f"/anywhere/{OWN}")
     assert [run.problem for run in found.runs] == ["", ""]
     assert found.freed > 10_000
     assert sorted(path.name for path in (home / "runs").iterdir()) == ["one", "two"]
@@ -54,16 +54,16 @@ def test_remove_refuses_running_run(home: Path, job: Job, tmp_path: Path) -> Non
     wait_until(lambda: job.said("here"))
     wanted = (job.run.job, 0)
     others = [(job.run.job, 1), (job.run.job + "x", 0), ("\ud800", 0)]
-    assert job_processes.living([wanted, *others]) == [wanted]
+    assert job_processes.living_runs([wanted, *others]) == [wanted]
     assert removed((job.run.job, 0)) == ["it still runs there"]
     # Its supervisor alone is enough, and so is a process alone.
     for process in job.living():
         os.kill(process, 19)
     job.supervisor.kill()
     job.supervisor.wait()
-    assert job_processes.living([wanted]) == [wanted]
+    assert job_processes.living_runs([wanted]) == [wanted]
     job.clear()
-    wait_until(lambda: job_processes.living([wanted]) == [])
+    wait_until(lambda: job_processes.living_runs([wanted]) == [])
     assert removed((job.run.job, 0)) == [""]
 
 

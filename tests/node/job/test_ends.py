@@ -17,7 +17,7 @@ NO_PROCESS = 2**22 - 7
 
 
 def marked(mark: Path) -> list[int]:
-    lines = {pid: " ".join(processes.words_of(pid)) for pid in processes.everyone()}
+    lines = {pid: " ".join(processes.words_of(pid)) for pid in processes.all_processes()}
     return [pid for pid, line in lines.items() if str(mark) in line and pid != os.getpid()]
 
 
@@ -46,7 +46,7 @@ def test_stop_ends_all_leftovers(
         job.supervisor.send_signal(signum)
     wait = 0.5 if signum == signal.SIGSTOP else 3.0
     order = Stop(job=job.run.job, node=0, why="test", grace=0.2, wait=wait)
-    receipt = stop_job.stop(job.run, order)
+    receipt = stop_job.stop_part(job.run, order)
     left = marked(mark)
     mark.unlink()
     assert receipt.known and (receipt.left, left) == ((), [])
@@ -58,8 +58,8 @@ def test_everyone_rereads_until_list_is_complete(
     lists = iter([["1", "8"], ["1", "9"], ["1", "9"]])
     monkeypatch.setattr(processes.os, "listdir", lambda _: next(lists))
     living = {pid: processes.Process(pid, 1, 1, "S", "sh") for pid in (1, 9)}
-    monkeypatch.setattr(processes, "find", living.get)
-    assert set(processes.everyone()) == {1, 9}
+    monkeypatch.setattr(processes, "find_process", living.get)
+    assert set(processes.all_processes()) == {1, 9}
     assert next(lists, None), "a list in which all could be read is the last"
 
 
@@ -82,7 +82,7 @@ def test_living_needs_two_empty_looks() -> None:
 def test_last_word_is_not_awaited_of_suspended_supervisor() -> None:
     with subprocess.Popen(["sleep", "100"]) as supervisor:
         try:
-            there = processes.find(supervisor.pid)
+            there = processes.find_process(supervisor.pid)
             assert there is not None
             assert stop_job.last_word_seconds([there]) == stop_job.LAST_WORD_SECONDS
             supervisor.send_signal(signal.SIGSTOP)

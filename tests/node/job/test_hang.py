@@ -77,7 +77,7 @@ def test_collect_reads_fresh_answer_of_recorder(job: Job, tmp_path: Path) -> Non
     (pid,) = hang.rank_pids(job.run)
     os.kill(pid, signal.SIGSTOP)
     # Each thread stops when it is scheduled next.
-    wait_until(lambda: (now := processes.find(pid)) is not None and now.state == "T")
+    wait_until(lambda: (now := processes.find_process(pid)) is not None and now.state == "T")
     stopped = hang.collect_stacks(job.run)[0]
     assert (stopped.state, stopped.collectives) == ("T", "")
     os.kill(pid, signal.SIGCONT)
@@ -96,10 +96,10 @@ def test_shortened_keeps_last_collectives_and_first_waiting() -> None:
         }
         for number in range(1, 1001)
     ]
-    found = json.loads(hang.shortened(json.dumps({"entries": entries})))["entries"]
+    found = json.loads(hang.shorten_dumps(json.dumps({"entries": entries})))["entries"]
     numbers = [entry["collective_seq_id"] for entry in found]
     assert numbers == [41, *range(951, 1001)]
-    assert hang.shortened("") == hang.shortened('{"entries": 5}\n[]\n{') == ""
+    assert hang.shorten_dumps("") == hang.shorten_dumps('{"entries": 5}\n[]\n{') == ""
 
 
 def test_reported_step_counts_as_activity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_evidence_finds_driver_messages_of_rank(monkeypatch: pytest.MonkeyPatch)
     mine, other = 4_000_001, 4_000_002
 
     def reported(pid: int) -> set[int]:
-        found = nvidia.xids("\n".join(evidence.of_driver(pid)))
+        found = nvidia.find_xids("\n".join(evidence.of_driver(pid)))
         return {xid.xid for xid in found} & {13, 31, 43, 79}
 
     say(XID.format(43, mine))

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.job_processes import JobProcesses, Tagged, of_job, tagged_jobs
-from orchestrator.node.job.processes import Process, find, in_words, send
+from orchestrator.node.job.processes import Process, find_process, in_words, send_signal
 from tests.node.running import PYTHON, alive, wait_until
 
 SLEEP = ["sleep", "1000"]
@@ -37,12 +37,12 @@ def start() -> Iterator[Start]:
         running.append(subprocess.Popen(command or SLEEP, env=tags, start_new_session=True))
         pid = running[-1].pid
         # Between fork and exec it still has the test's own environment.
-        wait_until(lambda: f"ORCHESTRATOR_JOB={job}".encode() in processes.environment(pid))
+        wait_until(lambda: f"ORCHESTRATOR_JOB={job}".encode() in processes.environment_of(pid))
         return pid
 
     yield begin
     for process in running:
-        for found in processes.descendants(processes.everyone(), {process.pid}):
+        for found in processes.find_descendants(processes.all_processes(), {process.pid}):
             # The child ended with its parent.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(found, signal.SIGKILL)
@@ -55,7 +55,7 @@ def pids(job: str, node: int = 0, supervisor: int = 0) -> set[int]:
 
 
 def process(pid: int) -> Process:
-    found = find(pid)
+    found = find_process(pid)
     assert found is not None
     return found
 
@@ -80,7 +80,7 @@ def test_shell_with_pasted_exports_is_no_member(job: str) -> None:
     env.pop("ORCHESTRATOR_RUN", None)
     with subprocess.Popen(SLEEP, env=env) as shell:
         tags = {f"ORCHESTRATOR_JOB={job}".encode()}
-        wait_until(lambda: tags <= processes.environment(shell.pid))
+        wait_until(lambda: tags <= processes.environment_of(shell.pid))
         assert pids(job) == set()
         assert not {one for one in tagged_jobs() if one.job == job}
         shell.kill()
@@ -106,7 +106,7 @@ def test_untagged_daemon_belongs_to_supervisor(job: str) -> None:
         assert [p.parent for p in found] == [supervisor.pid]
         wait_until(lambda: pids(job, 0, supervisor.pid) == {found[0].pid})  # no zombie, not itself
         assert pids(job) == set()
-        assert send(found[0], signal.SIGKILL)
+        assert send_signal(found[0], signal.SIGKILL)
         wait_until(lambda: not alive(found[0].pid))
     finally:
         supervisor.kill()
@@ -120,7 +120,7 @@ def test_zombie_is_not_living(job: str, start: Start) -> None:
     wait_until(lambda: not alive(pid))
     assert process(pid).state == "Z"
     assert pids(job) == set()
-    assert not processes.alive(process(pid))
+    assert not processes.is_alive(process(pid))
 
 
 FIRST_THREAD_ENDS = """
@@ -155,7 +155,7 @@ def test_dying_process_without_environment_is_living(
     pid = start(job, 0)
     ours = JobProcesses(job, 0)
     assert [one.pid for one in ours.living()] == [pid]
-    monkeypatch.setattr(processes, "environment", lambda _: set())
+    monkeypatch.setattr(processes, "environment_of", lambda _: set())
     assert [one.pid for one in ours.living()] == [pid]
     os.kill(pid, signal.SIGKILL)
     assert ours.wait(30.0)
@@ -181,11 +181,11 @@ def test_reused_pid_gets_no_signal(
     pid = start(job, 0)
     now = process(pid)
     before = now._replace(started=now.started - 1)
-    assert not send(before, signal.SIGKILL)
-    assert not processes.alive(before)
+    assert not send_signal(before, signal.SIGKILL)
+    assert not processes.is_alive(before)
     time.sleep(0.02)
     assert alive(pid)
-    assert send(now, signal.SIGKILL)
+    assert send_signal(now, signal.SIGKILL)
     wait_until(lambda: not alive(pid))
 
 

@@ -34,13 +34,13 @@ def run_of(job: str, ended: float | None) -> RunDir:
 
 def test_resume_dir_is_private_and_removable(memory: Path) -> None:
     run = run_of("e-abc", None)
-    path = resume_dir.make(run)
+    path = resume_dir.make_resume_dir(run)
     assert Path(path).parent == memory / f"orchestrator-{os.getuid()}"
     assert Path(path).stat().st_mode & 0o777 == Path(path).parent.stat().st_mode & 0o777 == 0o700
     Path(path, "state").write_text("step 7")
-    assert resume_dir.make(run) == path and Path(path, "state").exists()
-    assert resume_dir.remove(run) and not list(memory.iterdir())
-    assert resume_dir.remove(run), "again does nothing"
+    assert resume_dir.make_resume_dir(run) == path and Path(path, "state").exists()
+    assert resume_dir.remove_resume_dir(run) and not list(memory.iterdir())
+    assert resume_dir.remove_resume_dir(run), "again does nothing"
 
 
 def by_another(place: Path) -> None:
@@ -75,11 +75,11 @@ def test_resume_dir_avoids_name_taken_by_other_user(
     squat: Callable[[Path], object], memory: Path
 ) -> None:
     run = run_of("e-abc", None)
-    squat(Path(resume_dir.root()))
-    path = resume_dir.make(run)
+    squat(Path(resume_dir.resume_root()))
+    path = resume_dir.make_resume_dir(run)
     assert path.startswith(run.path)
     before = sorted(memory.rglob("*"))
-    assert resume_dir.remove(run) and not Path(path).exists()
+    assert resume_dir.remove_resume_dir(run) and not Path(path).exists()
     resume_dir.remove_forgotten(time.time() + 1e6)
     assert sorted(memory.rglob("*")) == before, "what is not ours stays"
 
@@ -87,16 +87,16 @@ def test_resume_dir_avoids_name_taken_by_other_user(
 def test_remove_forgotten_removes_directories_of_old_jobs(memory: Path) -> None:
     now = time.time()
     kept = [
-        resume_dir.make(run_of("running-1", None)),
-        resume_dir.make(run_of("just-ended-1", now - 60)),
-        resume_dir.make(run_of("goes-on-1", now - 9000)),
-        resume_dir.make(RunDir("of-another-home-1", 0)),
+        resume_dir.make_resume_dir(run_of("running-1", None)),
+        resume_dir.make_resume_dir(run_of("just-ended-1", now - 60)),
+        resume_dir.make_resume_dir(run_of("goes-on-1", now - 9000)),
+        resume_dir.make_resume_dir(RunDir("of-another-home-1", 0)),
     ]
     run_of("goes-on-1.2", None)
-    old = resume_dir.make(run_of("old-1", now - 9000))
+    old = resume_dir.make_resume_dir(run_of("old-1", now - 9000))
     # Its machine was lost and came back.
     lost = run_of("lost-1", None)
-    no_last_word = resume_dir.make(lost)
+    no_last_word = resume_dir.make_resume_dir(lost)
     os.utime(lost.path, (now - 9000, now - 9000))
     resume_dir.remove_forgotten(now)
     assert [Path(path).exists() for path in kept] == [True] * 4
@@ -104,6 +104,6 @@ def test_remove_forgotten_removes_directories_of_old_jobs(memory: Path) -> None:
 
 
 def test_resume_dir_goes_with_run(memory: Path) -> None:
-    path = resume_dir.make(run_of("old-1", 1.0))
-    removed = cleanup.remove([("old-1", 0)], "none")
+    path = resume_dir.make_resume_dir(run_of("old-1", 1.0))
+    removed = cleanup.remove_runs([("old-1", 0)], "none")
     assert [run.problem for run in removed.runs] == [""] and not Path(path).exists()

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.node.follow import stop_job
 from orchestrator.node.job import job_processes
-from orchestrator.node.job.run_directory import RunDir, machine
+from orchestrator.node.job.run_directory import RunDir, machine_name
 from orchestrator.node.machine import probe
 from orchestrator.node.server.session import ServerSession
 from orchestrator.protocol.events import Ended, Started
@@ -28,9 +28,9 @@ def started_on(machine: str, job: str, node: int = 0) -> RunDir:
 
 def test_job_of_other_machine_is_left_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spare_others(monkeypatch, set())
-    theirs, ours = started_on("gpu02 f00d", "theirs"), started_on(machine(), "ours")
-    assert [left.job for left in probe.leftovers()] == ["ours"]
-    assert job_processes.here([theirs, ours]) == [ours]
+    theirs, ours = started_on("gpu02 f00d", "theirs"), started_on(machine_name(), "ours")
+    assert [left.job for left in probe.find_leftovers()] == ["ours"]
+    assert job_processes.runs_here([theirs, ours]) == [ours]
     started_on("gpu03 f00d", "theirs", node=1)
     named = ServerSession().answer(AskJobState(job="theirs", node=0))
     assert (named.job, named.state) == ("theirs", "lost"), (
@@ -46,9 +46,9 @@ def test_job_of_other_machine_is_left_alone(home: Path, monkeypatch: pytest.Monk
 def test_job_living_here_is_ours_after_rename_of_machine(job: Job, tmp_path: Path) -> None:
     job.start({**job.spec(script(tmp_path, WAITS)), "machine": "its-old-name f00d"})
     wait_until(lambda: job.said("ready"))
-    assert job_processes.here([job.run, started_on("gpu02 f00d", "theirs")]) == [job.run]
+    assert job_processes.runs_here([job.run, started_on("gpu02 f00d", "theirs")]) == [job.run]
 
 
 def test_started_job_records_machine(home: Path) -> None:
     ServerSession().answer(Start(spec=bare_spec(), later=True))
-    assert RunDir("job", 0).read_spec().machine == machine()
+    assert RunDir("job", 0).read_spec().machine == machine_name()

@@ -69,7 +69,7 @@ def test_killed_job_leaves_no_shared_memory(
         number = signal.SIGKILL if supervisor == "is killed" else signal.SIGSTOP
         job.supervisor.send_signal(number)
     order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=3.0)
-    receipt = stop_job.stop(job.run, order)
+    receipt = stop_job.stop_part(job.run, order)
     assert not receipt.left and receipt.shared_memory == ()
     assert left(name) == [] and not job.living()
 
@@ -84,7 +84,7 @@ def test_segment_mapped_by_other_process_is_named(job: Job, tmp_path: Path, name
             os.kill(pid, signal.SIGKILL)
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
         order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
-        assert stop_job.stop(job.run, order).shared_memory == (str(path),)
+        assert stop_job.stop_part(job.run, order).shared_memory == (str(path),)
         assert path.exists()
         assert job.events[-1]["shared_memory"] == [str(path)]
 
@@ -94,7 +94,7 @@ def killed(path: Path, mode: str, segments: Segments) -> None:
     words = [sys.executable, "-c", MAPS, str(path), mode]
     with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
-        process = processes.find(child.pid)
+        process = processes.find_process(child.pid)
         assert isinstance(process, Process)
         segments.note([process])
         child.kill()

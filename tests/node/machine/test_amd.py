@@ -19,7 +19,7 @@ def test_ecc_errors_sums_uncorrected(tmp_path: Path) -> None:
 def test_processes_lists_holders_of_memory(tmp_path: Path) -> None:
     top = amd.PROCESSES[1:]
     plant(tmp_path, {f"{top}/1/vram_1": "4096", f"{top}/1/vram_2": "1", f"{top}/2/vram_1": "0"})
-    (holder,) = amd.processes(str(tmp_path))
+    (holder,) = amd.read_processes(str(tmp_path))
     assert (holder.pid, holder.used) == (1, 4097) and holder.name
 
 
@@ -36,7 +36,7 @@ def test_sampling_reads_amdgpu_files(tmp_path: Path) -> None:
         "memory_mhz": [None],
         "ecc_uncorrected": [None],
     }
-    (gpu,) = amd.gpus(str(tmp_path))
+    (gpu,) = amd.read_gpus(str(tmp_path))
     assert (gpu.index, gpu.model, gpu.busy, gpu.used) == (0, "AMD 0x74a1", 73, 1024)
 
 

@@ -52,7 +52,7 @@ def machine(tmp_path: Path) -> Path:
 
 
 def look(root: Path | str = "", **request: Any) -> Checkup:
-    found = checkup.checkup(Examine(**{"workdir": "/", **request}), str(root))
+    found = checkup.run_checkup(Examine(**{"workdir": "/", **request}), str(root))
     assert decode_value(Checkup, json.loads(json.dumps(encode_value(found)))) == found
     return found
 
@@ -185,7 +185,7 @@ def test_load_names_busy_and_idle_jobs() -> None:
     spins = {"ORCHESTRATOR_JOB": "spins-1"}
     waits = {"ORCHESTRATOR_JOB": "waits-1"}
     with program(SPIN, **spins) as busy, program(WAIT, **waits) as idle:
-        found = checkup.load(1.0)["load"]
+        found = checkup.load_of_users(1.0)["load"]
     by_job = {user.job: user for user in found.users}
     assert by_job["spins-1"].pid == busy and by_job["waits-1"].pid == idle
     assert by_job["waits-1"].cores < by_job["spins-1"].cores <= found.cores
@@ -200,13 +200,13 @@ def test_load_counts_unseen_processes(
 ) -> None:
     with program(SPIN):
         monkeypatch.setattr(checkup.processes, "everyone", dict)
-        found = checkup.load(0.5)["load"]
+        found = checkup.load_of_users(0.5)["load"]
     assert not found.users and found.unseen > 0.05 and found.cores == found.unseen
 
 
 def test_owner_of_ended_process_is_none() -> None:
     process = subprocess.Popen(["true"])
     process.wait()
-    assert checkup.owner(process.pid) is None
-    own = processes.find(os.getpid())
-    assert own is not None and time.time() - 86400 < processes.began(own) < time.time()
+    assert checkup.owner_of_process(process.pid) is None
+    own = processes.find_process(os.getpid())
+    assert own is not None and time.time() - 86400 < processes.start_time(own) < time.time()

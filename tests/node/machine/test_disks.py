@@ -7,23 +7,23 @@ from orchestrator.node.machine import disks, probe
 
 
 def test_disk_describes_directory(tmp_path: Path) -> None:
-    found = disks.disk(str(tmp_path))
+    found = disks.disk_of(str(tmp_path))
     space = os.statvfs(tmp_path)
     assert found.total == space.f_blocks * space.f_frsize
     assert 0 <= found.free <= found.total
     assert found.writable and os.path.ismount(found.mounted)
-    gone = disks.disk(str(tmp_path / "not/yet"))
+    gone = disks.disk_of(str(tmp_path / "not/yet"))
     assert (gone.path, gone.total) == (str(tmp_path / "not/yet"), found.total)
 
 
 def test_disk_reports_read_only_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Root may write everywhere.
     monkeypatch.setattr(disks.os, "access", lambda *_: False)
-    assert disks.disk(str(tmp_path)).writable is False
+    assert disks.disk_of(str(tmp_path)).writable is False
 
 
 def test_limits_of_login_are_read() -> None:
-    found = probe.limits()
+    found = probe.login_limits()
     soft, hard = found.nofile
     assert soft > 0 and (hard >= soft or hard == -1)
 

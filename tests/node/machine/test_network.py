@@ -52,7 +52,7 @@ def machine(tmp_path: Path) -> Path:
 
 
 def test_interfaces_have_kinds(machine: Path) -> None:
-    found = {one.name: one.kind for one in network.interfaces(str(machine))}
+    found = {one.name: one.kind for one in network.read_interfaces(str(machine))}
     assert found == {
         "lo": "loopback", "eth0": "ethernet", "eth1": "ethernet", "eth9": "ethernet",
         "bond0": "bond", "bond0.42": "vlan", "docker0": "bridge", "veth12": "virtual",
@@ -61,7 +61,7 @@ def test_interfaces_have_kinds(machine: Path) -> None:
 
 
 def test_interface_has_all_fields(machine: Path) -> None:
-    found = {one.name: one for one in network.interfaces(str(machine))}
+    found = {one.name: one for one in network.read_interfaces(str(machine))}
     assert found["eth0"] == Interface(
         name="eth0", kind="ethernet", state="up", speed=100000, mtu=9000,
         master="bond0", members=(), vendor="0x15b3",
@@ -76,7 +76,7 @@ def test_interface_has_all_fields(machine: Path) -> None:
 
 
 def test_real_machine_has_loopback() -> None:
-    (found,) = [one for one in network.interfaces() if one.kind == "loopback"]
+    (found,) = [one for one in network.read_interfaces() if one.kind == "loopback"]
     assert (found.name, found.state) == ("lo", "up")
 
 
@@ -106,7 +106,7 @@ def test_interface_addresses_agree_with_ip() -> None:
     ],
 )
 def test_route_finds_way_to_peer(peer: str, found: tuple[str, str]) -> None:
-    assert network.route(peer, network.interface_addresses()) == found
+    assert network.find_route(peer, network.interface_addresses()) == found
 
 
 def found(root: Path) -> list[RdmaPort]:
@@ -163,4 +163,4 @@ def test_unreadable_card_has_defaults(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_rate_is_parsed(text: str, gbits: float) -> None:
-    assert network.rate(text) == gbits
+    assert network.parse_rate(text) == gbits

@@ -38,7 +38,7 @@ GONE = (
 
 
 def gpus(text: str) -> list[Gpu]:
-    return nvidia.gpus(nvidia.rows(text, nvidia.GPU_FIELDS))
+    return nvidia.gpus_of_rows(nvidia.parse_rows(text, nvidia.GPU_FIELDS))
 
 
 def test_healthy_gpus_are_parsed() -> None:
@@ -76,8 +76,8 @@ def test_sick_gpu_has_problem() -> None:
 @pytest.mark.parametrize("message", [LOST, GONE])
 def test_lost_gpu_is_reported_beside_others(message: str) -> None:
     assert [gpu.index for gpu in gpus(HEALTHY + message)] == [0, 1]
-    assert nvidia.lost(HEALTHY + message) == [message.strip()]
-    assert nvidia.lost(HEALTHY) == []
+    assert nvidia.lost_gpus(HEALTHY + message) == [message.strip()]
+    assert nvidia.lost_gpus(HEALTHY) == []
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_processes_are_parsed() -> None:
 70003, {UUID}, 12, [Not Found]
 No running processes found
 """
-    found = nvidia.processes(nvidia.rows(text, nvidia.APP_FIELDS))
+    found = nvidia.processes_of_rows(nvidia.parse_rows(text, nvidia.APP_FIELDS))
     assert found == [
         Holder(67849, UUID, "/home/alice/venv/bin/python3", 76842 << 20),
         Holder(70001, UUID, "", None),
@@ -119,7 +119,7 @@ def test_xids_are_read_from_kernel_log_and_journal() -> None:
 Nov 03 01:02:03 gpu07 kernel: NVRM: Xid (PCI:0000:4F:00): 79, GPU has fallen off the bus.
 [ 1000.0] NVRM: Xid (0000:05:00): 62, 1d9c(25e8) 00000000 00000000
 """
-    found = nvidia.xids(text)
+    found = nvidia.find_xids(text)
     assert [(one.pci, one.xid, one.count) for one in found] == [
         *(("0000:3b:00", 31, 2), ("0000:4f:00", 79, 1)),
         ("0000:05:00", 62, 1),
@@ -139,10 +139,10 @@ def test_program_named_like_xid_is_ignored() -> None:
         f"traps: {name[:15]}[13266] trap invalid opcode ip:7f sp:7f error:0 in {name}[7f+1]",
     ]
     for before in ("6,44854,25755496178,-;", "[25755.496178] ", "Nov 03 01:02:03 gpu07 kernel: "):
-        assert nvidia.xids("\n".join(before + line for line in told)) == []
-        assert len(nvidia.xids(before + name)) == 1
-    assert len(nvidia.xids(f"[25755.496178][ T1234] {name}")) == 1
-    assert len(nvidia.xids(f"6,44854,25755496178,-,caller=T1;{name}")) == 1
+        assert nvidia.find_xids("\n".join(before + line for line in told)) == []
+        assert len(nvidia.find_xids(before + name)) == 1
+    assert len(nvidia.find_xids(f"[25755.496178][ T1234] {name}")) == 1
+    assert len(nvidia.find_xids(f"6,44854,25755496178,-,caller=T1;{name}")) == 1
 
 
 # -- samples ----------------------------------------------------------------------------------
@@ -211,4 +211,4 @@ def test_lost_gpu_keeps_its_index(smi: Path, tmp_path: Path) -> None:
     [("12", 12), ("12.50", 12.5), ("[N/A]", None), ("0x0000000000000040", 64), ("ERR!", None)],
 )
 def test_scaled_parses_nvidia_smi_values(word: str, found: float | None) -> None:
-    assert nvidia.scaled(word, 1) == found
+    assert nvidia.scaled_number(word, 1) == found

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.head.nodes.facts import Facts
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine import nvidia, probe
-from orchestrator.node.machine.probe import gather, resolve_target
+from orchestrator.node.machine.probe import gather_parts, resolve_target
 from orchestrator.protocol.facts import Card, Leftover
 from orchestrator.protocol.message import decode_value, encode_value
 from orchestrator.protocol.requests.machine import Probe, Probed
@@ -28,7 +28,7 @@ REQUEST = Probe(
 
 def test_probe_returns_facts_for_plan() -> None:
     """Through JSON, as over the link; the head adds what it alone knows."""
-    found = Probed(**probe.probe(REQUEST), library="/lib")
+    found = Probed(**probe.probe_machine(REQUEST), library="/lib")
     sent = decode_value(Probed, json.loads(json.dumps(encode_value(found))))
     facts = Facts(**vars(sent), clock_offset=0.25)
     assert facts.hostname == socket.gethostname()
@@ -129,7 +129,7 @@ def test_workdir_is_resolved(workdir: Path) -> None:
         ("~/none", workdir / "home/none", False),
         (str(workdir / "train.py"), workdir / "train.py", False),
     ):
-        found = probe.probe(REQUEST.replace(workdir=wanted, cwd=str(workdir)))
+        found = probe.probe_machine(REQUEST.replace(workdir=wanted, cwd=str(workdir)))
         assert (found["workdir"], found["workdir_exists"]) == (str(path), there)
 
 
@@ -154,7 +154,7 @@ def run(job: str, *events: str, spec: bool = True) -> RunDir:
 
 
 def test_leftovers_are_empty_without_runs() -> None:
-    assert probe.leftovers() == ()
+    assert probe.find_leftovers() == ()
 
 
 def test_leftovers_lists_runs_that_have_not_ended() -> None:
@@ -166,7 +166,7 @@ def test_leftovers_lists_runs_that_have_not_ended() -> None:
     with socket.socket(socket.AF_UNIX) as supervisor:
         supervisor.bind(alive.socket)
         supervisor.listen()
-        found = probe.leftovers()
+        found = probe.find_leftovers()
     assert sorted(found, key=lambda leftover: leftover.job) == [
         Leftover(job="alive-1", alive=True),
         Leftover(job="lost-1", alive=False),
@@ -178,7 +178,7 @@ def fail() -> Any:
 
 
 def test_gather_returns_results_and_problems() -> None:
-    found, problems = gather(20.0, {"a": lambda: 1, "b": fail, "c": lambda: None})
+    found, problems = gather_parts(20.0, {"a": lambda: 1, "b": fail, "c": lambda: None})
     assert found == {"a": 1, "c": None}
     assert problems == {"b": "[Errno 5] Input/output error"}
 
@@ -187,7 +187,7 @@ def test_gather_returns_despite_hanging_part() -> None:
     for_ever = threading.Event()
     parts: dict[str, Any] = {"a": lambda: 1, "b": for_ever.wait, "c": lambda: 3, "d": for_ever.wait}
     try:
-        found, problems = gather(0.3, {**parts, "e": lambda: 5})
+        found, problems = gather_parts(0.3, {**parts, "e": lambda: 5})
     finally:
         for_ever.set()
     assert found == {"a": 1, "c": 3, "e": 5}
@@ -197,7 +197,7 @@ def test_gather_returns_despite_hanging_part() -> None:
 
 def test_gather_raises_programming_errors() -> None:
     with pytest.raises(ZeroDivisionError):
-        gather(20.0, {"a": lambda: 1 / 0})
+        gather_parts(20.0, {"a": lambda: 1 / 0})
 
 
 INFORMATION = """Model: \t\t NVIDIA H100 80GB HBM3
@@ -232,7 +232,7 @@ def test_gpu_count_skips_amd_cpus(tmp_path: Path) -> None:
 
 def test_gpu_count_is_zero_without_devices(tmp_path: Path) -> None:
     assert probe.gpu_count(str(tmp_path)) == 0
-    assert nvidia.cards(str(tmp_path)) == []
+    assert nvidia.read_cards(str(tmp_path)) == []
 
 
 def test_cards_are_read_from_driver_files(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_cards_are_read_from_driver_files(tmp_path: Path) -> None:
             f"{top}/0000:43:00.0/information": unknown,
         },
     )
-    first, second = nvidia.cards(str(tmp_path))
+    first, second = nvidia.read_cards(str(tmp_path))
     assert first == Card(
         "nvidia", "NVIDIA H100 80GB HBM3", "GPU-6c35a82c-6ee1-5a9b-1b5a-2f6f7ad4f9a1",
         "0000:1b:00.0",

@@ -19,7 +19,7 @@ WAITS = "import sys; print('up', flush=True); open(sys.argv[1]).read()"
 
 
 def sampler_of(job: Job) -> Process | None:
-    children = [p for p in processes.everyone().values() if p.parent == job.supervisor.pid]
+    children = [p for p in processes.all_processes().values() if p.parent == job.supervisor.pid]
     command = {p.pid: Path(f"/proc/{p.pid}/cmdline").read_bytes().split(b"\0") for p in children}
     return next((p for p in children if b"sample" in command[p.pid]), None)
 
@@ -185,7 +185,7 @@ def test_counters_become_shares_and_rates(tmp_path: Path) -> None:
     assert "cpu" not in watched.sample(), "a rate needs two looks"
     write(tmp_path, user=175, idle=865, came=3000, went=2000, sectors=30)
     before, now = watched.before, watched.counters()
-    sample = {**watched.levels(), **sampler.rates(before, now, 2.0)}
+    sample = {**watched.levels(), **sampler.counter_rates(before, now, 2.0)}
     assert sample == {
         "load": 1.5,
         "memory_bytes": 600 * 1024,
@@ -201,11 +201,11 @@ def test_counters_become_shares_and_rates(tmp_path: Path) -> None:
 
 def test_reset_counter_gives_no_rate() -> None:
     before, now = {"net eth0": (1000, 5)}, {"net eth0": (10, 5), "net eth1": (7, 7)}
-    assert sampler.rates(before, now, 1.0)["net"] == {}
+    assert sampler.counter_rates(before, now, 1.0)["net"] == {}
 
 
 def test_real_machine_is_sampled() -> None:
-    known, watched = sampler.about(), sampler.Counters()
+    known, watched = sampler.constant_facts(), sampler.Counters()
     sample = wait_until(lambda: (known := watched.sample()) and "cpu" in known and known)
     assert 0 <= sample["cpu"] <= 1
     assert 0 < sample["memory_bytes"] < known["memory_bytes"]

@@ -21,7 +21,7 @@ hip: Optional[str] = {hip!r}
 def test_torch_version_is_read_without_import() -> None:
     from torch import __version__ as real
 
-    code = "import sys; from orchestrator.node.machine import probe as s;v = s.software()[0];"
+    code = "import sys; from orchestrator.node.machine import probe as s;v = s.read_software()[0];"
     code += "assert 'torch' not in sys.modules; print(v)"
     read = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert read == f"{real}\n"
@@ -50,13 +50,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_torch_version_is_read_from_file(site: Path, text: str | None, version: str) -> None:
     if text is not None:
         (site / "torch" / "version.py").write_text(text)
-    assert software.software(str(site))[0] == version
+    assert software.read_software(str(site))[0] == version
 
 
 def test_missing_torch_has_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    assert software.software(str(tmp_path)) == ("", Software())
+    assert software.read_software(str(tmp_path)) == ("", Software())
 
 
 def torch(site: Path, cuda: str | None = "12.8", hip: str | None = None) -> None:
@@ -68,16 +68,16 @@ def test_nccl_of_matching_wheel_is_found(site: Path) -> None:
     torch(site)
     for name in ("nvidia_nccl_cu13-2.28.3.dist-info", "nvidia_nccl_cu12-2.27.5.dist-info"):
         (site / name).mkdir()
-    _, found = software.software(str(site))
+    _, found = software.read_software(str(site))
     assert (found.cuda, found.nccl) == ("12.8", "2.27.5")
 
 
 def test_nccl_of_system_is_found(site: Path) -> None:
     torch(site)
     root = site.parent
-    assert software.software(str(root))[1].nccl == ""
+    assert software.read_software(str(root))[1].nccl == ""
     plant(root, {"usr/lib/x86_64-linux-gnu/libnccl.so.2.21.5": "", "usr/lib64/libnccl.so.2.so": ""})
-    assert software.software(str(root))[1].nccl == "2.21.5"
+    assert software.read_software(str(root))[1].nccl == "2.21.5"
 
 
 def test_rccl_and_amd_driver_are_found(site: Path) -> None:
@@ -85,7 +85,7 @@ def test_rccl_and_amd_driver_are_found(site: Path) -> None:
     root = site.parent
     header = "#define NCCL_MAJOR 2\n#define NCCL_MINOR 21\n#define NCCL_PATCH 5\n"
     plant(root, {"opt/rocm/include/rccl/rccl.h": header, "sys/module/amdgpu/version": "6.10.5"})
-    _, found = software.software(str(root))
+    _, found = software.read_software(str(root))
     assert (found.hip, found.nccl, found.amd_driver) == (
         *("6.3.42131-fa1d09cbd", "2.21.5"),
         "6.10.5",
@@ -95,7 +95,7 @@ def test_rccl_and_amd_driver_are_found(site: Path) -> None:
 def test_cpu_torch_has_no_nccl(site: Path) -> None:
     torch(site, cuda=None)
     (site / "nvidia_nccl_cu12-2.27.5.dist-info").mkdir()
-    assert software.software(str(site))[1].nccl == ""
+    assert software.read_software(str(site))[1].nccl == ""
 
 
 def test_pythons_with_torch_searches_usual_places(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.server.ports import hold as held
+from orchestrator.node.server.ports import hold_port as held
 
 
 @pytest.fixture

@@ -23,7 +23,12 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.nodes.environment import Environment
 from orchestrator.head.nodes.library import own_library
 from orchestrator.node.job import job_processes
-from orchestrator.node.job.run_directory import RunDir, connect, note_stop_of_all, runs_here
+from orchestrator.node.job.run_directory import (
+    RunDir,
+    connect_supervisor,
+    note_stop_of_all,
+    runs_here,
+)
 from orchestrator.node.server.session import Refusal, ServerSession
 from orchestrator.node.start import start as node_start
 from orchestrator.protocol.requests.follow import (
@@ -622,7 +627,7 @@ def test_long_home_path_is_supported(
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(deep))
     job = new_job("j" * 200)
     job.start(job.spec(script(tmp_path, WAITS)))
-    with connect(RunDir(job.run.job, 0)):
+    with connect_supervisor(RunDir(job.run.job, 0)):
         pass
     assert new_link().ask(AskJobState(job=job.run.job, node=0), PATIENCE).state == "running"
 

@@ -405,6 +405,6 @@ def test_unknown_gpu_use_is_reported(
 
 def test_container_sees_own_gpus_alone(tmp_path: Path, gpus: list[Device]) -> None:
     (tmp_path / "dev/nvidia0").unlink()
-    assert [card.uuid for card in nvidia.cards(str(tmp_path), seen=True)] == [
+    assert [card.uuid for card in nvidia.read_cards(str(tmp_path), seen=True)] == [
         f"GPU-{index}" for index in range(1, 8)
     ]

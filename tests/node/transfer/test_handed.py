@@ -39,7 +39,7 @@ def test_hand_over_moves_file_into_run(home: Path) -> None:
     assert file.read_bytes() == b"onetwo"
     for path, mode in ((file, 0o600), (file.parent, 0o700), (Path(run.path).parent, 0o700)):
         assert stat.S_IMODE(path.stat().st_mode) == mode
-    receive.discard(RunDir("job", 1))
+    receive.discard_files(RunDir("job", 1))
     assert [path.name for path in (home / "runs/job").iterdir()] == ["0"]
 
 
@@ -47,5 +47,5 @@ def test_hand_over_accepts_run_without_file(home: Path) -> None:
     run = RunDir("job", 0)
     run.create()
     receive.hand_over(run, run)
-    receive.discard(run)
+    receive.discard_files(run)
     assert not list(Path(run.path).iterdir())

@@ -181,7 +181,7 @@ def test_invalid_requests_are_refused(store: Store) -> None:
         asked(session, Contents(size=3), b"xxxxx")
     for name, title in (("../x", "t"), ("x", "../t"), ("x", ".."), ("x", ""), (".x", "t")):
         with pytest.raises(ValueError, match="not the name of a snapshot"):
-            snapshot.make(store, name, title, ENTRIES)
+            snapshot.make_snapshot(store, name, title, ENTRIES)
 
 
 def test_store_writable_by_others_is_refused(store: Store) -> None:
@@ -232,17 +232,17 @@ def test_snapshots_are_removed_with_jobs(store: Store, session: CodeSession) -> 
     assert Path(started).is_dir()
     assert not Path(never).exists()
     later = time.time() + 2 * snapshot.UNUSED_SECONDS
-    assert snapshot.tidy(store, later) == checkout.clean() == 0
+    assert snapshot.tidy_snapshots(store, later) == checkout.clean_snapshots() == 0
     assert Path(started).is_dir()
     shutil.rmtree(run.path)
-    assert checkout.clean() > 0
+    assert checkout.clean_snapshots() > 0
     assert not Path(started).exists()
 
 
 def test_old_snapshots_are_removed_unless_written_to(
     store: Store, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkout, "clean", lambda: 0)  # here, and not in a thread
+    monkeypatch.setattr(checkout, "clean_snapshots", lambda: 0)  # here, and not in a thread
     session = ServerSession().of(CodeSession)
     send(session)
     roots = {}
@@ -260,7 +260,7 @@ def test_old_snapshots_are_removed_unless_written_to(
     (roots["above"].parent / "outputs/model.pt").write_text("x")
     (roots["edited"] / "a.py").unlink()
     (roots["edited"] / "a.py").write_text("print(2)\n")
-    snapshot.tidy(store, time.time())
+    snapshot.tidy_snapshots(store, time.time())
     left = [name for name, root in roots.items() if root.exists()]
     assert left == ["runs", "wrote", "above", "edited", "newest"]
 
@@ -268,8 +268,8 @@ def test_old_snapshots_are_removed_unless_written_to(
 def test_files_written_beside_code_are_listed(store: Store, session: CodeSession) -> None:
     root = Path(check_out(session).workdir)
     run = start(session, "job-1", str(root))
-    (Path(outputs.directory(run))).mkdir(parents=True)
-    (Path(outputs.directory(run)) / "loss.csv").write_text("1")
+    (Path(outputs.outputs_directory(run))).mkdir(parents=True)
+    (Path(outputs.outputs_directory(run)) / "loss.csv").write_text("1")
     above = ("../outputs/a", "../.cache/b", "../../c", "../../../d")
     hydra = "runs/.hydra/config.yaml"
     paths = (
@@ -317,7 +317,7 @@ def test_snapshot_of_ignores_other_directories(store: Store, tmp_path: Path) -> 
 def test_unused_contents_are_collected(store: Store, session: CodeSession) -> None:
     check_out(session)
     later = time.time() + 8 * 86400
-    snapshot.tidy(store, later)
+    snapshot.tidy_snapshots(store, later)
     assert os.listdir(store.snapshots) == []  # noqa: PTH208
     assert store.collect(time.time()) == 0
     assert store.collect(later) > 0

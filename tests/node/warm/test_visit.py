@@ -39,7 +39,7 @@ def test_standby_starts_once_ranks_began(
     """A program may never print anything."""
     job, begun = new_job(), list[Any]()
     job.run.create()
-    monkeypatch.setattr(standbys, "start", lambda *words: begun.append(words))
+    monkeypatch.setattr(standbys, "start_standby", lambda *words: begun.append(words))
     ahead = following(job, bare_spec(warm=600.0))
     ahead.check(100.0)
     ahead.check(100.0 + 10 * SILENT_SECONDS)
@@ -62,7 +62,7 @@ def test_ended_standby_returns_for_restart_alone(
     job, begun = new_job(), list[Any]()
     job.run.create()
     job.run.append_event(FirstOutput(time=0.0))
-    monkeypatch.setattr(standbys, "start", lambda *words: begun.append(words))
+    monkeypatch.setattr(standbys, "start_standby", lambda *words: begun.append(words))
     attempt = {"number": 1, "restarts": restarts, "first_job": "job", "first_node": 0}
     spec = bare_spec(warm=600.0, attempt=attempt if restarts else None)
     ahead = following(job, spec)

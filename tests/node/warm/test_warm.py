@@ -44,7 +44,7 @@ def test_standby_is_used_once_and_ended(node: WarmNode) -> None:
     standby = node.keep_warm(job)
     assert standbys.end_standby(standby)
     assert not alive(standby.pid) and not Path(standby.directory).exists()
-    assert not list(Path(standbys.root()).iterdir())
+    assert not list(Path(standbys.standbys_root()).iterdir())
 
 
 def test_warm_job_owns_its_processes(node: WarmNode) -> None:
@@ -53,13 +53,13 @@ def test_warm_job_owns_its_processes(node: WarmNode) -> None:
     assert warm.warm, warm.why_cold
     wait_until(lambda: "waits\n" in job.output.get("0", ""), "the rank")
     started = job.of_kind("started")[0]
-    variables = processes.environment(started["agent"])
-    assert job_processes.tag(variables) == (job.run.job, "0", job.run.path)
-    assert job_processes.supervised(warm.supervisor) == (job.run.job, "0")
+    variables = processes.environment_of(started["agent"])
+    assert job_processes.tag_of(variables) == (job.run.job, "0", job.run.path)
+    assert job_processes.supervised_run(warm.supervisor) == (job.run.job, "0")
     assert b"SECRET_OF_MINE=" + b"x" * 2000 in variables
     assert not any(name.startswith(b"ORCHESTRATOR_ROOM=") for name in variables)
     stop = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
-    receipt = stop_job.stop(job.run, stop)
+    receipt = stop_job.stop_part(job.run, stop)
     assert not receipt.left and len(receipt.ended) >= 2
     assert not alive(warm.supervisor) and not alive(started["agent"])
 
@@ -154,7 +154,7 @@ def test_launch_without_warm_ignores_standby(node: WarmNode) -> None:
 
 def test_standby_of_next_attempt_serves_that_job_alone(node: WarmNode) -> None:
     job, _ = node.run(HELLO, warm=0.0, attempt=attempt_of("first", 1))
-    standbys.start(job.run, os.environ, 0o022, 600.0)
+    standbys.start_standby(job.run, os.environ, 0o022, 600.0)
     standby = node.ready()
     _, asked = node.run(HELLO)
     assert asked.why_cold == "cold start: nothing waited there" and alive(standby.pid)
@@ -199,11 +199,11 @@ def rewrite(job: Job, spec: Spec) -> None:
 
 def test_standby_leaves_after_its_time(node: WarmNode) -> None:
     job, _ = node.run(HELLO, warm=0.001)
-    standbys.start(job.run, os.environ, 0o022)
+    standbys.start_standby(job.run, os.environ, 0o022)
     wait_until(lambda: not standbys.find_all(), "its end")
     _, cold = node.run(HELLO)
     assert cold.why_cold == "cold start: nothing waited there"
-    assert not list(Path(standbys.root()).iterdir())
+    assert not list(Path(standbys.standbys_root()).iterdir())
 
 
 def test_last_job_sets_time_of_standby(node: WarmNode) -> None:
@@ -211,7 +211,7 @@ def test_last_job_sets_time_of_standby(node: WarmNode) -> None:
     job, _ = node.run(HELLO)
     for seconds in (3600.0, 60.0, 3600.0):
         rewrite(job, job.run.read_spec().replace(warm=seconds))
-        standbys.start(job.run, os.environ, 0o022)
+        standbys.start_standby(job.run, os.environ, 0o022)
         (standby,) = standbys.find_all()
         assert seconds - 60 < standby.until - time.time() <= seconds
 
@@ -244,7 +244,7 @@ def test_at_most_two_standbys_wait(node: WarmNode) -> None:
     began: list[Standby] = []
     for language in ("C", "POSIX", "C.UTF-8"):
         rewrite(job, spec.replace(env={**spec.env, "LANG": language}))
-        standbys.start(job.run, os.environ, 0o022)
+        standbys.start_standby(job.run, os.environ, 0o022)
         before = {each.directory for each in began}
         began.append(next(each for each in standbys.find_all() if each.directory not in before))
     assert [each.pid for each in standbys.find_all()] == [each.pid for each in began[1:]]
@@ -286,18 +286,18 @@ def test_stop_during_hand_over_ends_job(
 ) -> None:
     """In either order no process is left, and none starts afterwards."""
     standby = node.keep_warm(node.run(HELLO)[0])
-    receipts, send = [], standbys.send
+    receipts, send = [], standbys.send_message
 
     def send_and_stop(connection: Any, message: dict[str, Any], files: Any = ()) -> None:
         if moment == "after":
             send(connection, message, files)
         run = node.jobs[-1].run
         stop = Stop(job=run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
-        receipts.append(stop_job.stop(run, stop))
+        receipts.append(stop_job.stop_part(run, stop))
         if moment == "before":
             send(connection, message, files)
 
-    monkeypatch.setattr(standbys, "send", send_and_stop)
+    monkeypatch.setattr(standbys, "send_message", send_and_stop)
     try:
         node.start(WAITS)
     except Refusal as refusal:
@@ -330,7 +330,7 @@ def test_standby_keeps_no_secret(node: WarmNode) -> None:
     env |= {"HF_OTHER": "hf_abcdefghijklmnopqrstuvwxyz", "TORCH_OTHER": "a l0gin-in-a-word"}
     env |= {"THE_KEY": "l0gin-in-a-word"}
     standby = node.keep_warm(node.run(HELLO, env=env, secrets=["HF_USER"])[0])
-    names = {name.partition(b"=")[0] for name in processes.environment(standby.pid)}
+    names = {name.partition(b"=")[0] for name in processes.environment_of(standby.pid)}
     assert b"HF_HOME" in names and b"PATH" in names
     assert not {name.encode() for name in env} & names - {b"HF_HOME"}
     assert not any(name.startswith(b"ORCHESTRATOR_") for name in names - {b"ORCHESTRATOR_ROOM"})
@@ -354,5 +354,7 @@ def test_unsuitable_job_says_why(
     fields: dict[str, object], environ: dict[str, str], why: str
 ) -> None:
     agent = ["python", "-u", "/lib/orchestrator/node/job/ranks/fast_torchrun.py", "--nnodes=1"]
-    said = standbys.unsuitable(bare_spec(**{"agent": agent, "start": "fork", **fields}), environ)
+    said = standbys.why_unsuitable(
+        bare_spec(**{"agent": agent, "start": "fork", **fields}), environ
+    )
     assert why in said and bool(said) is bool(why)

@@ -120,8 +120,8 @@ class LocalRanks:
             os.unlink(self.run.torch_ready)
             self.event(events.TorchReady(time=ready))
         rank.pid = report.pid
-        rank.process = processes.find(report.pid)
-        rank.keeper = processes.find(report.keeper)
+        rank.process = processes.find_process(report.pid)
+        rank.keeper = processes.find_process(report.keeper)
         if self.end.asked:
             self.ask(rank)
 
@@ -194,14 +194,14 @@ class LocalRanks:
         if rank.process is None or rank.saves is not None:
             return
         has_trainer = os.path.exists(os.path.join(self.run.path, f"step_{rank.local}"))
-        rank.saves = not has_trainer and processes.catches(rank.process.pid, signal.SIGTERM)
-        processes.send(rank.process, signal.SIGTERM)
+        rank.saves = not has_trainer and processes.catches_signal(rank.process.pid, signal.SIGTERM)
+        processes.send_signal(rank.process, signal.SIGTERM)
 
     def running(self, *, saves: bool) -> list[Process]:
         """Return the running ranks that handled SIGTERM, or those that did not."""
         of_kind = (rank for rank in self.known.values() if bool(rank.saves) is saves)
         found = (rank.process for rank in of_kind if rank.state != "ended")
-        return [process for process in found if process and processes.alive(process)]
+        return [process for process in found if process and processes.is_alive(process)]
 
     def asked(self) -> set[int]:
         """Return the PIDs of the ranks that have not ended, and of their keepers."""
@@ -215,13 +215,13 @@ class LocalRanks:
         keepers = {
             rank.keeper.pid for rank in self.known.values() if rank.keeper and rank.pid in saving
         }
-        below = processes.descendants({process.pid: process for process in living}, saving)
+        below = processes.find_descendants({process.pid: process for process in living}, saving)
         return saving | keepers | below
 
     def kill_keepers(self) -> None:
         for rank in self.known.values():
             if rank.keeper:
-                processes.send(rank.keeper, signal.SIGKILL)
+                processes.send_signal(rank.keeper, signal.SIGKILL)
 
 
 def exit_code(argument: str) -> int:

@@ -82,7 +82,7 @@ class MemoryGuard:
         if short:
             # A look takes some time, in which a fast program would take the rest.
             signal_groups(ranks.values(), signal.SIGSTOP)
-        running = processes.everyone()
+        running = processes.all_processes()
         self.sample(now, ranks, running)
         if not short:
             return None
@@ -148,7 +148,7 @@ def signal_groups(leaders: Iterable[int], number: signal.Signals) -> None:
 
 def below(running: Mapping[int, Process], pid: int) -> list[Process]:
     """Return a process and its descendants, if it runs."""
-    found = {pid, *processes.descendants(running, [pid])}
+    found = {pid, *processes.find_descendants(running, [pid])}
     return [running[one] for one in found if one in running]
 
 
@@ -164,7 +164,7 @@ SIZES = rb"(?m)^(MemTotal|MemAvailable):\s+(\d+) kB"
 
 def machine() -> Pool | None:
     """Return the memory of this machine, which includes that of a GPU that shares it."""
-    sizes = dict(re.findall(SIZES, processes.contents("/proc/meminfo")))
+    sizes = dict(re.findall(SIZES, processes.file_contents("/proc/meminfo")))
     if len(sizes) < 2:
         return None
     return Pool(MACHINE, int(sizes[b"MemTotal"]) << 10, int(sizes[b"MemAvailable"]) << 10)
@@ -174,8 +174,8 @@ def of_group(group: tuple[str, str, bytes]) -> Pool | None:
     """Return the memory of a control group with a limit; the cache of files counts as free."""
     limit, use, prefix = group
     with contextlib.suppress(ValueError):
-        total, used = int(processes.contents(limit)), int(processes.contents(use))
-        stat = processes.contents(f"{os.path.dirname(limit)}/memory.stat")
+        total, used = int(processes.file_contents(limit)), int(processes.file_contents(use))
+        stat = processes.file_contents(f"{os.path.dirname(limit)}/memory.stat")
         cached = re.findall(rb"^%s(?:in)?active_file (\d+)$" % prefix, stat, re.MULTILINE)
         # Without a limit, the old version of control groups has a number that is no memory's.
         if total < 1 << 50:

@@ -139,7 +139,7 @@ def control_groups() -> Iterator[tuple[str, str, bytes]]:
 
     The prefix is that of the counters of the whole group in memory.stat of the old version.
     """
-    for line in processes.contents("/proc/self/cgroup").decode().splitlines():
+    for line in processes.file_contents("/proc/self/cgroup").decode().splitlines():
         _, controllers, path = line.split(":", 2)
         top, names, prefix = CGROUPS, ("memory.max", "memory.current"), b""
         if "memory" in controllers.split(","):
@@ -163,7 +163,7 @@ def oom_kills() -> dict[str, int]:
     """
     groups = (os.path.dirname(limit) for limit, _, prefix in control_groups() if not prefix)
     texts = {
-        name: processes.contents(name)
+        name: processes.file_contents(name)
         for name in ("/proc/vmstat", *(f"{group}/memory.events" for group in groups))
     }
     found = {n: re.search(rb"^oom_kill (\d+)$", texts[n], re.MULTILINE) for n in texts}

@@ -39,7 +39,7 @@ def prctl(option: int, value: int) -> None:
     PRCTL(option, value, 0, 0, 0)
 
 
-def limits() -> Limits:
+def own_limits() -> Limits:
     """Return the limits of this process."""
     kinds = sorted({v for n, v in vars(resource).items() if n.startswith("RLIMIT_")})
     return [(kind, *resource.getrlimit(kind)) for kind in kinds]
@@ -57,7 +57,7 @@ def set_limits(wanted: Limits) -> None:
             resource.setrlimit(kind, (soft, hard))
 
 
-def settle(start: AgentStart) -> None:
+def apply_settings(start: AgentStart) -> None:
     """Apply to this process the settings that torchrun inherits."""
     set_limits(start["limits"])
     if start["umask"] >= 0:
