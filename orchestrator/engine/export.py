@@ -28,7 +28,7 @@ from orchestrator.common.errors import (
 )
 from orchestrator.common.text import plural
 from orchestrator.engine.saving import weights
-from orchestrator.engine.saving.reader import METADATA, load_into, metadata_of, misfit
+from orchestrator.engine.saving.reader import METADATA, find_misfit, load_into, metadata_of
 from orchestrator.engine.sharding.copies import DTYPES
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import shown_name
@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--force", action="store_true", help="replace OUT")
     options = parser.parse_args()
     try:
-        report = export(
+        report = export_weights(
             options.checkpoint,
             options.out,
             options.dtype,
@@ -67,7 +67,7 @@ def main() -> int:
     return 0
 
 
-def export(
+def export_weights(
     path: Path,
     out: Path,
     dtype: str | None = None,
@@ -84,7 +84,7 @@ def export(
     try:
         step, tensors, configs = read(path, DTYPES[dtype] if dtype else None, ema=ema)
         if layout == "file":
-            weights.write(out, tensors, step)
+            weights.write_weights(out, tensors, step)
         else:
             write_directory(tensors, configs, step, out)
     except OSError as error:
@@ -123,7 +123,7 @@ def write_directory(
     """Write a directory in Hugging Face's layout; weights of an earlier export go last."""
     out.mkdir(exist_ok=True)
     weights.write_texts(out, configs)
-    weights.write(out / weights.WEIGHTS, tensors, step)
+    weights.write_weights(out / weights.WEIGHTS, tensors, step)
     for old in {*out.glob("*.safetensors"), out / weights.INDEX} - {out / weights.WEIGHTS}:
         old.unlink(missing_ok=True)
 
@@ -158,7 +158,7 @@ def read(
         kind = stored.properties.dtype
         kind = wanted if wanted and kind.is_floating_point else kind
         state[key] = torch.empty(stored.size, dtype=kind)
-    if problem := misfit(state, metadata):
+    if problem := find_misfit(state, metadata):
         raise JobFailed(f"{shown_name(path)} is not exported: {shown_name(problem)}")
     # DCP converts the saved tensors to the dtypes of `state`.
     load_into(state, path)

@@ -29,7 +29,7 @@ def main() -> None:
         # This is set before anything is computed.
         settings.make_deterministic(config)
         ranks.take_place()
-        training = training_of(config, ranks.join(config))
+        training = training_of(config, ranks.join_group(config))
         training.train()
         training.reporting.trackers.close()
         # After an error this is skipped: other ranks may be in a collective that never ends.
@@ -45,7 +45,7 @@ def training_of(config: Config, everyone: Ranks) -> Training:
     logging = made.config.logging
     trackers = {name: logging.tracker_options.get(name) for name in logging.trackers}
     given = TrainerSettings(trackers=trackers)
-    return Training(made, given, sources.batches(made.config, everyone))
+    return Training(made, given, sources.load_samples(made.config, everyone))
 
 
 def read_config() -> Config:

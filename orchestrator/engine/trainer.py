@@ -152,7 +152,7 @@ class Trainer(TrainerSettings):
         `model` and `ema` are those of state_dict().
         """
         with self.parts.shown(ema):
-            whole_weights.save(self.parts.named(model), as_path(path), self.state.step)
+            whole_weights.save_weights(self.parts.named(model), as_path(path), self.state.step)
 
     def keep(self, name: str, holder: Any) -> None:
         """Save an object of your own in checkpoints and in states in memory.

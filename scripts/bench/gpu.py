@@ -107,17 +107,17 @@ def data(size: int = 256) -> TensorDataset:
 @contextlib.contextmanager
 def sharded() -> Iterator[None]:
     """With one process nothing is sharded; a mesh of one makes FSDP real on a single device."""
-    plain = mesh.make
+    plain = mesh.make_mesh
 
     def made(config: Config, everyone: Any) -> mesh.Mesh:
         row = dist.device_mesh.init_device_mesh(DEVICE.type, (everyone.world,))
         return mesh.Mesh(config.fsdp.sharding_strategy, 1, row)
 
-    mesh.make = made  # type: ignore[assignment]
+    mesh.make_mesh = made  # type: ignore[assignment]
     try:
         yield
     finally:
-        mesh.make = plain
+        mesh.make_mesh = plain
 
 
 def trainer(model: nn.Module | None = None, loss: Any = None, **more: Any) -> Trainer:
@@ -148,7 +148,7 @@ def engine(place: Path, sections: dict[str, Any]) -> list[dict[str, Any]]:
     os.environ["ORCHESTRATOR_EXPERIMENT"] = str(place)
     config = parse.build_dataclass(Config, sections)
     with sharded():
-        made = training_of(config, ranks.join(config))
+        made = training_of(config, ranks.join_group(config))
     made.train()
     lines = (place / "outputs/rank_00_metrics.jsonl").read_text(encoding="ascii").splitlines()
     return [line for line in map(json.loads, lines) if "step_ms" in line]

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from orchestrator.config import load
-from orchestrator.engine.models.build import build, initialise
+from orchestrator.engine.models.build import build_model, initialise_model
 from orchestrator.engine.models.decoder import Decoder
 
 
@@ -35,7 +35,7 @@ def main() -> None:
     mesh = init_device_mesh(device.type, (nodes, local), mesh_dim_names=("replicate", "shard"))
     low = torch.bfloat16 if training.mixed_precision == "bf16" else None
     policy = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32)
-    model = build(config)
+    model = build_model(config)
     assert isinstance(model, Decoder)
     if config.compile.enabled:
         for block in model.blocks:
@@ -43,7 +43,7 @@ def main() -> None:
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(model, mesh=mesh, mp_policy=policy)
-    initialise(model, training.seed, device)
+    initialise_model(model, training.seed, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     seconds = []
     shape = (training.batch_size, data.sequence_length + 1)

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from orchestrator.config import schema
 from orchestrator.engine.ranks.ranks import Ranks
 from orchestrator.engine.saving.checkpoint import Checkpoints
-from orchestrator.engine.saving.loading import LoadTarget, resume
+from orchestrator.engine.saving.loading import LoadTarget, resume_state
 from orchestrator.engine.saving.ownership import TrainingRun
 from orchestrator.records import checkpoint_store
 
@@ -131,7 +131,7 @@ def measure(model: nn.Module, place: Path, repeat: int, found: dict[str, list[Sa
             sys.exit(problem)
         note("save", began)
         timed("dcp.load", torch_loads)
-        timed("load", lambda: resume(lambda: here(place), target, place / "ours"))
+        timed("load", lambda: resume_state(lambda: here(place), target, place / "ours"))
         timed("dcp.save" + HASHED, lambda: hashing(state, torch_saves))
         new_to_old()
         timed("dcp.load" + HASHED, lambda: hashing(state, torch_loads))

@@ -21,7 +21,7 @@ from orchestrator.engine.core.settings import outputs_directory
 from orchestrator.engine.core.stopping import TrainingRequest, TrainState
 from orchestrator.engine.data.batch import Batches, DataPlace
 from orchestrator.engine.ranks import agreement, plain_names
-from orchestrator.engine.ranks.ranks import from_rank_0, gather, together
+from orchestrator.engine.ranks.ranks import from_rank_0, gather_values, run_together
 from orchestrator.engine.saving import loading, memory, mirror, ownership, search, weights
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.memory import Memory
@@ -81,7 +81,7 @@ class Checkpointing:
         return self._load_named(str(path), room).path
 
     def _load_named(self, path: str, room: Path) -> checkpoint_store.Checkpoint:
-        loaded = self._load(search.named(path, room), room)
+        loaded = self._load(search.search_of_path(path, room), room)
         if loaded is None:
             raise CheckFailed(
                 f"{path}: none of its checkpoints verifies",
@@ -99,7 +99,7 @@ class Checkpointing:
     ) -> checkpoint_store.Checkpoint | None:
         parts = self.parts
         target = loading.LoadTarget(parts.ranks, self.run, parts.bare, parts.auxiliary, self.say)
-        loaded = loading.resume(find, target, room, memory=in_memory, disk_alone=disk_alone)
+        loaded = loading.resume_state(find, target, room, memory=in_memory, disk_alone=disk_alone)
         if loaded is not None:
             for words in parts.auxiliary.differences(loaded.progress):
                 self.say(f"WARNING: {words}")
@@ -149,7 +149,7 @@ class Checkpointing:
         if not asked.saves:
             return None
         # Without a shared disk, a node without the checkpoint may have loaded a temporary copy.
-        here = loaded is not None and all(gather(loaded.path.parent == directory))
+        here = loaded is not None and all(gather_values(loaded.path.parent == directory))
         if asked.asks_to_save and not here:
             search.refuse_later(directory, self.state.step)
         config = self.parts.config.checkpoint
@@ -166,9 +166,11 @@ class Checkpointing:
     ) -> checkpoint_store.Checkpoint | None:
         """Load the checkpoint to resume from, if there is one."""
         searches = asked.directory is None and asked.resume == "auto"
-        find = search.newest(directory, searches=searches, accept=self._accept, say=self.say)
+        find = search.search_for_newest(
+            directory, searches=searches, accept=self._accept, say=self.say
+        )
         loaded = None
-        again = asked.resume == "auto" or ownership.attempt() > 1
+        again = asked.resume == "auto" or ownership.attempt_number() > 1
         if again or place is not None:
             # Checkpoints of an earlier attempt belong to this run.
             loaded = self._load(find, directory, in_memory=place, disk_alone=again)
@@ -188,8 +190,8 @@ class Checkpointing:
         The other ranks receive their part when it is loaded.
         """
         path = from_rank_0(
-            together(
-                lambda: mirror.fetch(url, directory, self.say),
+            run_together(
+                lambda: mirror.fetch_checkpoint(url, directory, self.say),
                 here=self.parts.ranks.rank == 0,
                 said=lambda error: CheckFailed(f"{url}: {error}"),
             )
@@ -224,7 +226,7 @@ class Checkpointing:
             return None
         self.number = next(NUMBERS)
         every = self.parts.config.checkpoint.memory_every
-        return memory.place(f"trainer{self.number}", every, self.say)
+        return memory.memory_directory(f"trainer{self.number}", every, self.say)
 
     def _open_memory(self, place: Path | None) -> None:
         """Keep states in memory from now on; drop those of other steps than the present one."""
@@ -332,7 +334,7 @@ def aliases_of(model: nn.Module) -> dict[str, str]:
     kept = plain_names.state_dict(model).keys()
     first: dict[int, str] = {}
     aliases: dict[str, str] = {}
-    for named in (plain_names.parameters, plain_names.buffers):
+    for named in (plain_names.named_parameters, plain_names.named_buffers):
         for name, value in named(model, every=True):
             saved = first.setdefault(id(value), name)
             if saved != name and name in kept:

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.core.optimizer import HOW, parameters_of
 from orchestrator.engine.core.step import Stepper, Steppers
-from orchestrator.engine.saving.state import decoded, encoded
+from orchestrator.engine.saving.state import decode_state, encode_state
 
 # The position in the data is saved under this name.
 WHAT_IS_DRAWN = "what is drawn"
@@ -104,7 +104,7 @@ class AuxiliaryState:
                 " {n: w.detach().clone() for n, w in trainer.bare.named_parameters()}",
             )
         # This raises for values that cannot be saved.
-        encoded(content_of(holder), {}, name)
+        encode_state(content_of(holder), {}, name)
         self.holders[name] = holder
 
     # -- saving and loading ------------------------------------------------------------------------
@@ -112,7 +112,9 @@ class AuxiliaryState:
     def refuse_unsavable(self) -> None:
         """Refuse an optimizer whose state no checkpoint can hold."""
         for state in self.optimizers.values():
-            encoded(state.state_dict(), {}, f"the optimizer ({type(state.optimizer).__name__})")
+            encode_state(
+                state.state_dict(), {}, f"the optimizer ({type(state.optimizer).__name__})"
+            )
 
     def snapshot(self) -> Snapshot:
         """Return the present state of all holders.
@@ -123,12 +125,12 @@ class AuxiliaryState:
         optimizers = {
             name: {
                 **state.stepper.progress(),
-                "state": encoded(state.state_dict(), tensors, state.place),
+                "state": encode_state(state.state_dict(), tensors, state.place),
             }
             for name, state in self.optimizers.items()
         }
         kept = {
-            name: encoded(content_of(holder), tensors, f"kept.{name}")
+            name: encode_state(content_of(holder), tensors, f"kept.{name}")
             for name, holder in self.holders.items()
         }
         return Snapshot(tensors, {"optimizers": optimizers, "kept": kept})
@@ -179,15 +181,15 @@ class AuxiliaryState:
         for name, own in progress["optimizers"].items():
             state = self.optimizers[name]
             state.stepper.restore(own)
-            state.load_state_dict(decoded(own["state"], primed))
+            state.load_state_dict(decode_state(own["state"], primed))
         for name, text in progress["kept"].items():
             holder = self.holders.get(name)
             if isinstance(holder, dict):
-                values = decoded(text, primed)
+                values = decode_state(text, primed)
                 holder.clear()
                 holder.update(values)
             elif holder is not None:
-                holder.load_state_dict(decoded(text, primed))
+                holder.load_state_dict(decode_state(text, primed))
 
     def differences(self, progress: Mapping[str, Any]) -> Iterator[str]:
         """Yield a message for each object that only the checkpoint or only this program keeps."""

@@ -32,7 +32,7 @@ from orchestrator.engine.models.losses import Totals
 from orchestrator.engine.observe.profile import Profile
 from orchestrator.engine.observe.reporter import Reporter, means_of
 from orchestrator.engine.ranks.randomness import Randomness, seed_all
-from orchestrator.engine.ranks.ranks import gather
+from orchestrator.engine.ranks.ranks import gather_values
 from orchestrator.engine.sharding import mesh
 from orchestrator.engine.sharding.copies import autocast
 
@@ -90,7 +90,9 @@ class Loop:
                     model.train()
             # A hook's result counts after its step, so the vote follows it. Without a hook the vote
             # overlaps with the step's computation.
-            self.votes_late = any(gather(ranks.world == 1 or self.trainer.on_step_end is not None))
+            self.votes_late = any(
+                gather_values(ranks.world == 1 or self.trainer.on_step_end is not None)
+            )
             self.parts.steppers.find_whole()
             self._call(self.trainer.on_train_begin)
             self.policy.before_first_step()
@@ -163,7 +165,7 @@ class Loop:
         seed_all(config.training.seed, self.state.step + 1, index, ranks.rank)
         with (
             phases("forward_backward"),
-            mesh.backward(parts.model, parts.mesh, config, last=complete and not alone),
+            mesh.backward_pass(parts.model, parts.mesh, config, last=complete and not alone),
         ):
             with autocast(config.training.mixed_precision, ranks.device):
                 totals = mesh.as_forward(parts.model, lambda model: parts.totals(model, micro))
@@ -335,7 +337,7 @@ def evaluate_model(
     """Return the means over all ranks' samples, each counted once; None if a rank asks to stop."""
     sums: dict[str, tuple[Tensor, Tensor]] = {}
     model, ranks, config = parts.model, parts.ranks, parts.config
-    with parts.steppers.evaluating(), mesh.evaluating(model), torch.no_grad():
+    with parts.steppers.evaluating(), mesh.evaluation_mode(model), torch.no_grad():
         for micro in itertools.islice(held_out.epoch(0), config.training.eval_batches):
             if stop():
                 return None
@@ -366,7 +368,7 @@ def add(sums: dict[str, tuple[Tensor, Tensor]], totals: Totals, *, real: bool) -
 
 def refuse_other_names(names: tuple[str, ...]) -> None:
     """Refuse ranks that give different metrics: the all-reduce sums them by position."""
-    for rank, other in enumerate(gather(names)):
+    for rank, other in enumerate(gather_values(names)):
         if other != names:
             raise UsageError(
                 f"the step gives {', '.join(names)} on this rank, {', '.join(other)} on rank"

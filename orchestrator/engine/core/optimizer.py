@@ -31,8 +31,8 @@ from torch.optim import (
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.config.parse import one_of
 from orchestrator.config.schema import Config, SchedulerConfig
-from orchestrator.engine.models.import_by_name import kind
-from orchestrator.engine.models.nested import mapped
+from orchestrator.engine.models.import_by_name import kind_of
+from orchestrator.engine.models.nested import map_nested
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.sharding.blocks import blocks_of, hidden_matrices
 from orchestrator.engine.sharding.mesh import Mesh
@@ -164,7 +164,7 @@ FUSED = (AdamW, Adam)
 ELEMENTWISE = (*FUSED, SGD, RAdam, NAdam, Adamax, Adagrad, Adadelta, RMSprop, ASGD)
 
 
-def configured(config: Config, model: nn.Module) -> Factory:
+def optimizer_factory(config: Config, model: nn.Module) -> Factory:
     """Return a function that makes the optimizer of the config's optimizer.* from parameters.
 
     Call it before the model is sharded.
@@ -173,7 +173,7 @@ def configured(config: Config, model: nn.Module) -> Factory:
     hidden = hidden_of(model, config) if wanted.name == "muon" else set()
 
     def make(parameters: list[nn.Parameter]) -> Any:
-        names = {id(parameter): name for name, parameter in plain_names.parameters(model)}
+        names = {id(parameter): name for name, parameter in plain_names.named_parameters(model)}
         matrices = [p for p in parameters if names[id(p)] in hidden]
         rest = [p for p in parameters if names[id(p)] not in hidden]
         # Weight decay would shrink norms' scales and biases for no benefit.
@@ -213,7 +213,7 @@ def hidden_of(model: nn.Module, config: Config) -> set[str]:
     return found
 
 
-def bound(
+def rebind_optimizer(
     optimizer: Any,
     names: Mapping[int, str],
     now: Mapping[str, nn.Parameter],
@@ -231,7 +231,7 @@ def bound(
     for part in parts_of(optimizer):
         if not isinstance(part, Optimizer):
             raise UsageError(
-                f"optimizer is {kind(part)}, not an optimizer of torch's",
+                f"optimizer is {kind_of(part)}, not an optimizer of torch's",
                 "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
             )
         for group in part.param_groups:
@@ -299,7 +299,7 @@ def move(
             )
         new = group["params"][index] = now[names[id(old)]]
         if old is not new and (state := optimizer.state.pop(old, None)):
-            optimizer.state[new] = mapped(state, functools.partial(placed, old, new))
+            optimizer.state[new] = map_nested(state, functools.partial(placed, old, new))
 
 
 def placed(old: Tensor, new: Tensor, value: Any) -> Any:
@@ -335,7 +335,7 @@ def is_plain(value: Any) -> bool:
 # -- fused kernels ---------------------------------------------------------------------------------
 
 
-def fuse(optimizer: Optimizer) -> bool:
+def fuse_kernels(optimizer: Optimizer) -> bool:
     """Switch to fused kernels, unless the user chose others; return True if they are used."""
     groups = optimizer.param_groups
     chosen = any(g.get("fused") is False or any(g.get(how) for how in HOW[1:]) for g in groups)
@@ -414,7 +414,7 @@ class LrScheduler:
             self.scheduler.load_state_dict({**self.scheduler.state_dict(), **state})
 
 
-def schedule(config: SchedulerConfig, step: int, max_steps: int) -> float:
+def learning_rate_factor(config: SchedulerConfig, step: int, max_steps: int) -> float:
     """Return the factor of the peak learning rate at a step, counted from 1."""
     total = config.total_steps or max_steps
     warmup = max(1, total // 20) if config.warmup_steps is None else config.warmup_steps

@@ -19,19 +19,19 @@ from orchestrator.common.files import expand_home
 from orchestrator.config.schema import Config, TrainingConfig
 from orchestrator.engine.core import settings
 from orchestrator.engine.core.kept import AuxiliaryState
-from orchestrator.engine.core.optimizer import configured, parts_of, schedule
+from orchestrator.engine.core.optimizer import learning_rate_factor, optimizer_factory, parts_of
 from orchestrator.engine.core.settings import TrainerSettings
 from orchestrator.engine.core.step import Steppers
 from orchestrator.engine.data.batch import Micro
 from orchestrator.engine.models import build
-from orchestrator.engine.models.import_by_name import kind
+from orchestrator.engine.models.import_by_name import kind_of
 from orchestrator.engine.models.losses import Loss, Losses, Totals
-from orchestrator.engine.observe.reporter import say
+from orchestrator.engine.observe.reporter import say_from_rank_0
 from orchestrator.engine.ranks import collectives, plain_names, ranks
 from orchestrator.engine.ranks.ranks import Ranks, device_name, say_once
 from orchestrator.engine.saving import weights as whole_weights
 from orchestrator.engine.sharding import mesh
-from orchestrator.engine.sharding.blocks import Models, described
+from orchestrator.engine.sharding.blocks import Models, describe_blocks
 from orchestrator.engine.sharding.mesh import Mesh
 
 FOR_EXAMPLE = 'Trainer(models={"G": g, "D": d}, optimizers={"G": o1, "D": o2}, step=step)'
@@ -96,7 +96,7 @@ class Parts:
 
     def introduce(self) -> None:
         """Print the ranks and devices, how the model is sharded, and the parameter count."""
-        tell, everyone = functools.partial(say, self.ranks), self.ranks
+        tell, everyone = functools.partial(say_from_rank_0, self.ranks), self.ranks
         tell(mesh.in_words(self.mesh, everyone))
         here = everyone.neighbours
         if everyone.world > 1 and everyone.rank == here[0]:
@@ -108,7 +108,7 @@ class Parts:
         if trained < len(parameters):
             tell(f"{len(parameters) - trained} of {len(parameters)} are not in the optimizer")
         if self.mesh.mesh is not None:
-            tell(described(self.model, sum(p.numel() for p in self.steppers.whole)))
+            tell(describe_blocks(self.model, sum(p.numel() for p in self.steppers.whole)))
 
 
 # -- from the arguments of a Trainer ---------------------------------------------------------------
@@ -118,22 +118,26 @@ def of_settings(given: TrainerSettings) -> Parts:
     """Return the parts of a Trainer: shard its model and bind the optimizers to it."""
     model, optimizers, schedulers = trained_of(given)
     # The names by which an optimizer finds its parameters once the model is sharded.
-    names = {id(parameter): name for name, parameter in plain_names.parameters(model)}
+    names = {id(parameter): name for name, parameter in plain_names.named_parameters(model)}
     losses = Losses(given.loss, given.step, given.metrics or {}, [*optimizers])
     config = settings.trainer_config(given)
     everyone = joined(config, given.backend, given.device)
     refuse_unknown_names(optimizers, given)
     micros_asked = config.training.gradient_accumulation
-    config = settings.keep_batch(config, everyone.world, functools.partial(say, everyone))
+    config = settings.keep_batch(
+        config, everyone.world, functools.partial(say_from_rank_0, everyone)
+    )
     losses.to(everyone.device)
     fill = filler(model, given.weights, config, everyone)
-    shape, whole = mesh.distribute(model, given.strategy, everyone, config, fill)
+    shape, whole = mesh.distribute_model(model, given.strategy, everyone, config, fill)
     lr_scale = 1.0
     if given.scale_lr:
         # If a restart changes the number of ranks, the micro-batches per step change inversely, so
         # the factor stays that of the first start.
         lr_scale = everyone.world * config.training.gradient_accumulation / micros_asked
-        say(everyone, f"learning rates are multiplied by {lr_scale:g}, the number of ranks")
+        say_from_rank_0(
+            everyone, f"learning rates are multiplied by {lr_scale:g}, the number of ranks"
+        )
     training = {name: training_of(name, given, config.training) for name in optimizers}
     steppers = Steppers(
         optimizers,
@@ -156,7 +160,7 @@ def joined(config: Config, backend: str | None, device: str | int | torch.device
     """Join the process group; `device` may only be set for a single process."""
     settings.make_deterministic(config)
     collectives.setup_distributed(backend, config.distributed.timeout)
-    everyone = ranks.join(config)
+    everyone = ranks.join_group(config)
     if device is None:
         return everyone
     if everyone.world > 1:
@@ -179,11 +183,15 @@ def training_of(name: str, given: TrainerSettings, training: TrainingConfig) -> 
 
 def of_config(config: Config, everyone: Ranks) -> Parts:
     """Return the parts that a config describes: build, shard and fill its model."""
-    config = settings.keep_batch(config, everyone.world, functools.partial(say, everyone))
-    model = build.build(config)
-    optimizer = configured(config, model)
+    config = settings.keep_batch(
+        config, everyone.world, functools.partial(say_from_rank_0, everyone)
+    )
+    model = build.build_model(config)
+    optimizer = optimizer_factory(config, model)
     fill = filler(model, config.model.weights, config, everyone)
-    shape, whole = mesh.distribute(model, config.fsdp.sharding_strategy, everyone, config, fill)
+    shape, whole = mesh.distribute_model(
+        model, config.fsdp.sharding_strategy, everyone, config, fill
+    )
     steppers = Steppers(
         {"": optimizer},
         {},
@@ -192,7 +200,9 @@ def of_config(config: Config, everyone: Ranks) -> Parts:
         {"": config.training},
         {},
         {},
-        lr_factor=lambda step: schedule(config.scheduler, step, config.training.max_steps),
+        lr_factor=lambda step: learning_rate_factor(
+            config.scheduler, step, config.training.max_steps
+        ),
         nominal=build.nominal_count(config, everyone.world),
         keeps_settings=True,
     )
@@ -213,11 +223,11 @@ def filler(
 
     def fill() -> None:
         if build.is_built_in(model):
-            build.initialise(model, config.training.seed, target)
+            build.initialise_model(model, config.training.seed, target)
         elif mesh.is_empty(model):
             mesh.give_memory(model, target)
         if weights is not None:
-            whole_weights.load(model, as_path(weights))
+            whole_weights.load_weights(model, as_path(weights))
 
     return fill
 
@@ -300,7 +310,7 @@ def parameters_of(name: str, optimizer: Any, model: nn.ModuleDict) -> list[nn.Pa
     if callable(optimizer) and name in model:
         return [parameter for parameter in model[name].parameters() if parameter.requires_grad]
     raise UsageError(
-        f"optimizers[{name!r}] is {kind(optimizer)}",
+        f"optimizers[{name!r}] is {kind_of(optimizer)}",
         "give an optimizer over the parameters; or, by the name of a model, a function of its"
         f" parameters (there are {', '.join(model)})",
     )

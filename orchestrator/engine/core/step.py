@@ -24,11 +24,11 @@ from orchestrator.engine.core.average import Average
 from orchestrator.engine.core.optimizer import (
     Factory,
     LrScheduler,
-    bound,
-    fuse,
+    fuse_kernels,
     is_summed,
     lr_multiplied,
     parts_of,
+    rebind_optimizer,
     refuse_not_elementwise,
     step_optimizer,
     step_unless,
@@ -89,12 +89,16 @@ class Stepper:
     ) -> None:
         self.mesh, self.training, self.lr_factor = mesh, training, lr_factor
         self.name, self.loss, self.every = name, loss_of(name), every
-        self.parameters = dict(plain_names.parameters(model))
-        self.optimizer = bound(optimizer, names, self.parameters, name)
+        self.parameters = dict(plain_names.named_parameters(model))
+        self.optimizer = rebind_optimizer(optimizer, names, self.parameters, name)
         self.scheduler = LrScheduler(scheduler, self.optimizer, scheduler_every)
         chosen = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         self.named = [(key, p) for key, p in self.parameters.items() if id(p) in chosen]
-        fused = [fuse(part) for part in parts_of(self.optimizer)] if not has_sparse(model) else []
+        fused = (
+            [fuse_kernels(part) for part in parts_of(self.optimizer)]
+            if not has_sparse(model)
+            else []
+        )
         # Several optimizers in a list use fused kernels as well, but skip bad steps on the host.
         self.fused = fused == [True]
         for part in parts_of(self.optimizer) if mesh.mesh is not None and not elementwise else ():

@@ -447,4 +447,4 @@ class StopPolicy:
 
     def _agreed(self, answer: bool) -> bool:
         """Return rank 0's answer on every rank."""
-        return ranks.gather(answer)[0]
+        return ranks.gather_values(answer)[0]

@@ -13,7 +13,7 @@ from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.core.settings import Data, TrainerSettings, data_of, request_of
 from orchestrator.engine.core.stopping import Metrics, StopPolicy, TrainingRequest
 from orchestrator.engine.data.batch import Batches
-from orchestrator.engine.data.sharded_loader import Shard, shared
+from orchestrator.engine.data.sharded_loader import Shard, share_of_loader
 from orchestrator.engine.models import build
 from orchestrator.engine.observe.reporter import Reporter, Reporting
 from orchestrator.engine.ranks.randomness import randomness_kept
@@ -68,7 +68,7 @@ class Training:
 
     def _shared(self, loader: Any, name: str) -> Shard:
         seed = self.parts.config.training.seed
-        return shared(loader, self.parts.ranks, seed, self.settings.stream, name)
+        return share_of_loader(loader, self.parts.ranks, seed, self.settings.stream, name)
 
     def _reporter(self, training: Batches, policy: StopPolicy) -> Reporter:
         made, state, config = self.parts, self.saving.state, self.parts.config

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.common.text import Say
-from orchestrator.engine.models.nested import mapped
+from orchestrator.engine.models.nested import map_nested
 from orchestrator.engine.ranks.ranks import Ranks
 
 
@@ -119,7 +119,7 @@ def to_device(data: Any, device: torch.device) -> Any:
         return value.to(device, **asynchronous)
 
     # A PackedSequence, a BatchEncoding and a graph have a method to() of their own.
-    return mapped(data, move, lambda value: callable(getattr(value, "to", None)))
+    return map_nested(data, move, lambda value: callable(getattr(value, "to", None)))
 
 
 def ignore_signals(user_init: Callable[[int], Any] | None, worker: int) -> None:

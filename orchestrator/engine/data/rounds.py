@@ -19,9 +19,9 @@ from torch import Tensor
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
 from orchestrator.engine.data.batch import TrainingPlace
-from orchestrator.engine.models.nested import mapped
+from orchestrator.engine.models.nested import map_nested
 from orchestrator.engine.ranks.randomness import randomness_kept, seed_all
-from orchestrator.engine.ranks.ranks import Ranks, from_rank_0, gather, host_group
+from orchestrator.engine.ranks.ranks import Ranks, from_rank_0, gather_values, host_group
 
 # More than any number of a step, so that the seeds of epochs and steps differ.
 EPOCHS = 1 << 40
@@ -252,7 +252,7 @@ class OwnOrder:
         place = epoch, position
         state = self.states[place] if place in self.states else self._state()
         if self.has_state and self.ranks.world > 1:
-            state = gather(state) if self.each else from_rank_0(state)
+            state = gather_values(state) if self.each else from_rank_0(state)
         elif self.each:
             state = [state]
         return {"by": self.name, "state": state}
@@ -277,7 +277,7 @@ class OwnOrder:
 
 def refuse_other_draws(items: list[Any]) -> None:
     """Raise CheckFailed if the first draws differ between ranks."""
-    prints = gather(ADDRESS.sub("", repr(mapped(items, print_of)))[:LONGEST_PRINT])
+    prints = gather_values(ADDRESS.sub("", repr(map_nested(items, print_of)))[:LONGEST_PRINT])
     if any(other != prints[0] for other in prints):
         raise CheckFailed(
             "the ranks draw different samples, so dealing out those of rank 0 would lose the rest",

@@ -28,10 +28,10 @@ from orchestrator.config.parse import one_of
 from orchestrator.engine.data.batch import Batches, Micro, TrainingPlace, ignore_signals
 from orchestrator.engine.data.rounds import EPOCHS, OurOrder, OwnOrder, Round
 from orchestrator.engine.ranks.randomness import seed_all
-from orchestrator.engine.ranks.ranks import Ranks, gather
+from orchestrator.engine.ranks.ranks import Ranks, gather_values
 
 
-def shared(loader: Any, ranks: Ranks, seed: int, stream: str, name: str) -> Shard:
+def share_of_loader(loader: Any, ranks: Ranks, seed: int, stream: str, name: str) -> Shard:
     """Return this rank's share of a loader. Raise CheckFailed if it cannot be divided."""
     one_of("stream", stream, ("dealt", "own"))
     if not isinstance(loader, Iterable):
@@ -69,7 +69,7 @@ def shuffles(sampler: Any) -> bool | None:
 
 def refuse_other_ranks(sampler: Any, ranks: Ranks, name: str) -> None:
     """Raise CheckFailed if a sampler is made for another rank or number of ranks."""
-    samplers = gather((sampler.rank, sampler.num_replicas, len(sampler)))
+    samplers = gather_values((sampler.rank, sampler.num_replicas, len(sampler)))
     if samplers != [(rank, ranks.world, samplers[0][2]) for rank in range(ranks.world)]:
         raise CheckFailed(
             f"the {type(sampler).__name__} of {name} does not fit: it is made for rank"

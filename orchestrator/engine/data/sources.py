@@ -39,7 +39,7 @@ class Source(Protocol):
         ...
 
 
-def sources(config: Config) -> tuple[Source, Source | None]:
+def load_sources(config: Config) -> tuple[Source, Source | None]:
     """Return the sources for training and for evaluation."""
     data = config.dataset
     if data.kind == "target":
@@ -53,9 +53,9 @@ def sources(config: Config) -> tuple[Source, Source | None]:
     return split(whole, data.eval_fraction)
 
 
-def batches(config: Config, ranks: Ranks) -> tuple[TrainingSamples, HeldOutSamples | None]:
+def load_samples(config: Config, ranks: Ranks) -> tuple[TrainingSamples, HeldOutSamples | None]:
     """Return this rank's share of a config's data, for training and for evaluation."""
-    train, held_out = sources(config)
+    train, held_out = load_sources(config)
     if held_out is None:
         return TrainingSamples(train, config, ranks), None
     return TrainingSamples(train, config, ranks), HeldOutSamples(held_out, config, ranks)
@@ -168,14 +168,14 @@ def token_file(config: Config, path: Path) -> TokenFile:
 
 def user_source(config: Config, split: str) -> OwnData:
     name = config.dataset.target or ""
-    dataset = import_by_name.call("dataset", name, config.dataset.args, split=split)
+    dataset = import_by_name.call_function("dataset", name, config.dataset.args, split=split)
     if dataset is None:
         why = ", and training.eval_* asks for an evaluation" if split == "eval" else ""
         raise UsageError(f"dataset.target ({name}) gave None for split={split!r}{why}")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UsageError(
-            f"dataset.target is {name!r}, which gave {import_by_name.kind(dataset)}, not a dataset"
-            " that has __len__ and __getitem__",
+            f"dataset.target is {name!r}, which gave {import_by_name.kind_of(dataset)}, not a"
+            " dataset that has __len__ and __getitem__",
             "samples are asked for by their number, so that ranks share them and a resume is exact",
         )
     if not len(dataset):
@@ -217,7 +217,7 @@ def check(batch: Any, config: Config, origin: str) -> None:
     model, needs = config.model, NEEDS.get(config.model.kind, ())
     if needs and not (isinstance(batch, dict) and batch.keys() >= set(needs)):
         names = (
-            ", ".join(map(str, batch)) if isinstance(batch, dict) else import_by_name.kind(batch)
+            ", ".join(map(str, batch)) if isinstance(batch, dict) else import_by_name.kind_of(batch)
         )
         raise CheckFailed(
             f"{origin} gave a batch of {names}; model.kind {model.kind!r} needs a dict of"

@@ -21,7 +21,7 @@ from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.sharding.mesh import give_memory, local_rows
 
 
-def build(config: Config) -> nn.Module:
+def build_model(config: Config) -> nn.Module:
     """Return a built-in model on the meta device, or the user's model from its function."""
     if config.model.kind == "target":
         return user_model(config)
@@ -36,10 +36,10 @@ def user_model(config: Config) -> nn.Module:
     # With one seed, every rank creates the same model.
     torch.manual_seed(config.training.seed)
     with torch.device("cpu"):
-        model = import_by_name.call("model", name, config.model.args)
+        model = import_by_name.call_function("model", name, config.model.args)
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"model.target is {name!r}, which gave {import_by_name.kind(model)}, not a"
+            f"model.target is {name!r}, which gave {import_by_name.kind_of(model)}, not a"
             " torch.nn.Module"
         )
     return model
@@ -51,7 +51,10 @@ def loss_of(config: Config) -> Loss:
     giver = f"model.target ({model_name})" if model_name else config.model.kind
     if name is None:
         return lambda model, batch, *_: as_sums(model(batch), giver).totals()
-    function, giver = import_by_name.function("training.loss", name), f"training.loss ({name})"
+    function, giver = (
+        import_by_name.import_function("training.loss", name),
+        f"training.loss ({name})",
+    )
     return lambda model, batch, *_: as_sums(function(model, batch), giver).totals()
 
 
@@ -91,14 +94,16 @@ def is_built_in(model: nn.Module) -> TypeGuard[decoder.Decoder | ranking.Ranking
     return isinstance(model, (decoder.Decoder, ranking.Ranking))
 
 
-def initialise(model: decoder.Decoder | ranking.Ranking, seed: int, device: torch.device) -> None:
+def initialise_model(
+    model: decoder.Decoder | ranking.Ranking, seed: int, device: torch.device
+) -> None:
     """Move a model to its device and initialise every parameter, or this rank's slice of it.
 
     Call it before DDP wraps the model and after FSDP has sharded it.
     """
     give_memory(model, device)
     with torch.no_grad():
-        for name, weight in plain_names.parameters(model):
+        for name, weight in plain_names.named_parameters(model):
             mean, std = model.initial(name, weight.shape)
             local, rows = local_rows(weight)
             if not std:

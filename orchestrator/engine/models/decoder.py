@@ -96,7 +96,7 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x, cos, sin)
         # Only the head's weight is used, so that all logits never exist at once.
-        return losses.summed(
+        return losses.cross_entropy_sums(
             self.norm(x).flatten(0, 1),
             self.head.weight,
             targets.flatten(),

@@ -17,7 +17,7 @@ from typing import Any
 from orchestrator.common.errors import UsageError, did_you_mean
 
 
-def function(key: str, target: str) -> Callable[..., Any]:
+def import_function(key: str, target: str) -> Callable[..., Any]:
     """Return the function that the config's `key` names, first from the working directory."""
     name, _, attribute = target.partition(":")
     if not name or not attribute:
@@ -37,7 +37,7 @@ def function(key: str, target: str) -> Callable[..., Any]:
         ) from None
     if not callable(found):
         raise UsageError(
-            f"{key} is {target!r}, but {attribute!r} is {kind(found)}: it cannot be called"
+            f"{key} is {target!r}, but {attribute!r} is {kind_of(found)}: it cannot be called"
         )
     return found
 
@@ -59,12 +59,12 @@ def imported(key: str, target: str, name: str) -> ModuleType:
         ) from None
 
 
-def call(key: str, target: str, args: Mapping[str, Any], **more: Any) -> Any:
+def call_function(key: str, target: str, args: Mapping[str, Any], **more: Any) -> Any:
     """Call the named function. `args` come from the config, `more` from the engine."""
-    return function(f"{key}.target", target)(**args, **more)
+    return import_function(f"{key}.target", target)(**args, **more)
 
 
-def kind(thing: object) -> str:
+def kind_of(thing: object) -> str:
     """Return 'a list' or 'an int', for sentences about the result of a user's function."""
     name = type(thing).__name__
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

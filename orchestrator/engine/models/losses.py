@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed, UsageError, did_you_mean
-from orchestrator.engine.models.import_by_name import kind
-from orchestrator.engine.models.nested import is_tensor, mapped
+from orchestrator.engine.models.import_by_name import kind_of
+from orchestrator.engine.models.nested import is_tensor, map_nested
 
 # Maps names to (sum, count), with "loss" first.
 Totals = dict[str, tuple[Tensor, Tensor]]
@@ -59,16 +59,18 @@ def as_sums(result: Any, giver: str) -> LossSums:
     if isinstance(result, LossSums):
         return result
     if not isinstance(result, tuple) or len(result) not in (2, 3):
-        what = "one tensor" if isinstance(result, Tensor) else kind(result)
+        what = "one tensor" if isinstance(result, Tensor) else kind_of(result)
         raise CheckFailed(f"{giver} gave {what}, where a sum and a count are needed", FIX)
     loss, count, extra = (*result, {})[:3]
     loss = torch.tensor(float(loss)) if isinstance(loss, Real) else loss
     if not isinstance(loss, Tensor) or loss.dim():
-        shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else kind(loss)
+        shape = (
+            f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else kind_of(loss)
+        )
         raise CheckFailed(f"{giver} gave {shape} as the sum of its losses, not one number", FIX)
     if not isinstance(extra, dict):
         raise CheckFailed(
-            f"{giver} gave {kind(extra)} after the sum and the count",
+            f"{giver} gave {kind_of(extra)} after the sum and the count",
             "further metrics are a dict of name: sum",
         )
     refuse_taken_names(extra, giver)
@@ -91,7 +93,7 @@ def number(value: Any, like: Tensor, what: str) -> Tensor:
     if isinstance(value, Tensor) and value.dim() == 0:
         return value
     if not isinstance(value, Real):
-        raise CheckFailed(f"{what} is {kind(value)}, not one number", FIX)
+        raise CheckFailed(f"{what} is {kind_of(value)}, not one number", FIX)
     # numpy registers its numbers as Integral and Real.
     dtype = torch.int64 if isinstance(value, Integral) else torch.float32
     return torch.tensor(value, dtype=dtype, device=like.device)
@@ -163,18 +165,18 @@ class Losses:
             return by_optimizer(names, self.step(model, batch), batch, drawn, self.names)
         inputs, targets = halves(batch)
         # Outputs are converted, so that losses are computed in fp32.
-        outputs = mapped(call(model, inputs), in_fp32)
+        outputs = map_nested(call(model, inputs), in_fp32)
         sized_by = targets if isinstance(targets, Tensor) else batch
         if self.counts and not targets.is_floating_point():
             value = self._counted(outputs, targets)
         else:
             assert self.loss is not None
             value = self.loss(outputs, targets)
-        result = totals("the loss", value, sized_by, drawn)
+        result = to_totals("the loss", value, sized_by, drawn)
         for name, metric in self.metrics.items():
             with torch.no_grad():
                 value = metric(outputs, targets)
-                result[name] = totals(f"the metric {name!r}", value, sized_by, drawn)["loss"]
+                result[name] = to_totals(f"the metric {name!r}", value, sized_by, drawn)["loss"]
         return result
 
     def _counted(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -187,7 +189,7 @@ class Losses:
         return total, (loss.weight[targets.where(counts, 0)] * counts).sum()
 
 
-def totals(giver: str, result: Any, batch: Any, drawn: int | None) -> Totals:
+def to_totals(giver: str, result: Any, batch: Any, drawn: int | None) -> Totals:
     """Return the result of a loss as totals. A mean is multiplied by the samples of its batch."""
     if isinstance(result, Real):
         result = torch.tensor(float(result))
@@ -204,7 +206,7 @@ def refuse_no_loss(giver: str, result: Any) -> NoReturn:
     """Raise CheckFailed for a result that is no loss: None, or all outputs of a model."""
     inside = isinstance(result, Mapping) and "loss" in result
     fix = f"it has a loss: return that alone; else {FIX_OF_STEP}" if inside else FIX_OF_STEP
-    what = "None: it returns nothing" if result is None else f"{kind(result)}, which is no loss"
+    what = "None: it returns nothing" if result is None else f"{kind_of(result)}, which is no loss"
     raise CheckFailed(f"{giver} gave {what}", fix)
 
 
@@ -226,7 +228,7 @@ def by_optimizer(
         refuse_other_optimizers(names, result, known)
     given = {name: result[name]() if callable(result[name]) else result[name] for name in names}
     givers = {name: f"the step's loss of {name!r}" if name else "the step" for name in names}
-    each = {name: totals(givers[name], given[name], batch, drawn) for name in names}
+    each = {name: to_totals(givers[name], given[name], batch, drawn) for name in names}
     found: Totals = {} if "" in each else {"loss": added([each[name]["loss"] for name in names])}
     for name, own in each.items():
         for key, pair in own.items():
@@ -243,7 +245,7 @@ def refuse_other_optimizers(names: Sequence[str], result: Any, known: Sequence[s
     shown = ", ".join(f'"{name}": ...' for name in known)
     fix = f"return {{{shown}}}: a mean, or (sum, count), or (sum, count, {{name: sum}}) for each"
     if not isinstance(result, Mapping):
-        what = f"the step gave {kind(result)}, where each optimizer needs a loss by its name"
+        what = f"the step gave {kind_of(result)}, where each optimizer needs a loss by its name"
     elif unknown := [name for name in result if name not in known]:
         what = (
             f"the step gives a loss of {unknown[0]!r}, and no optimizer has that name"
@@ -280,7 +282,9 @@ def halves(batch: Any) -> tuple[Any, Any]:
         return batch[0], batch[1]
     if isinstance(batch, dict) and {"inputs", "targets"} <= batch.keys():
         return batch["inputs"], batch["targets"]
-    shape = f"{kind(batch)} of {len(batch)}" if isinstance(batch, (list, tuple)) else kind(batch)
+    shape = (
+        f"{kind_of(batch)} of {len(batch)}" if isinstance(batch, (list, tuple)) else kind_of(batch)
+    )
     if isinstance(batch, dict):
         shape = f"a dict of {', '.join(map(str, batch))}"
     raise UsageError(
@@ -329,7 +333,7 @@ def tensors_in(batch: Any) -> Iterator[Tensor]:
 IGNORED = -100
 
 
-def summed(
+def cross_entropy_sums(
     hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, count_correct: bool
 ) -> LossSums:
     """Return the cross entropy of a head in sums, computed in chunks of tokens.

@@ -16,7 +16,7 @@ def is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def mapped(data: Any, change: Change, whole: Callable[[Any], bool] = is_tensor) -> Any:
+def map_nested(data: Any, change: Change, whole: Callable[[Any], bool] = is_tensor) -> Any:
     """Return a copy of `data` in which `change` has replaced each value that `whole` accepts.
 
     Containers keep their class, also a user's own.
@@ -24,7 +24,7 @@ def mapped(data: Any, change: Change, whole: Callable[[Any], bool] = is_tensor) 
     if whole(data):
         return change(data)
     if isinstance(data, Mapping):
-        changed = {name: mapped(value, change, whole) for name, value in data.items()}
+        changed = {name: map_nested(value, change, whole) for name, value in data.items()}
         if type(data) is dict or not isinstance(data, MutableMapping):
             return changed
         # The mapping may have attributes besides its items.
@@ -32,11 +32,11 @@ def mapped(data: Any, change: Change, whole: Callable[[Any], bool] = is_tensor) 
         again.update(changed)
         return again
     if isinstance(data, (list, tuple)):
-        values = [mapped(value, change, whole) for value in data]
+        values = [map_nested(value, change, whole) for value in data]
         return type(data)(*values) if hasattr(data, "_fields") else type(data)(values)
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         other: Any = copy.copy(data)
         for name in (field.name for field in dataclasses.fields(data) if hasattr(data, field.name)):
-            object.__setattr__(other, name, mapped(getattr(data, name), change, whole))
+            object.__setattr__(other, name, map_nested(getattr(data, name), change, whole))
         return other
     return data

@@ -23,7 +23,7 @@ from orchestrator.records.metrics import trainers
 # -- memory ---------------------------------------------------------------------------------------
 
 
-def memory(device: torch.device) -> tuple[int, int]:
+def memory_bytes(device: torch.device) -> tuple[int, int]:
     """Return the present and the peak bytes: of tensors on a GPU, of the process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device)
@@ -159,7 +159,7 @@ class Estimate:
         return steps * sum(self._recent) / len(self._recent) * with_pauses
 
 
-def progress(
+def progress_line(
     record: Mapping[str, float | None],
     steps: int | None,
     eta_seconds: float | None,

@@ -22,7 +22,7 @@ from typing import Any
 from orchestrator.common import files
 from orchestrator.common.text import Say
 from orchestrator.config.schema import ProfilingConfig
-from orchestrator.engine.ranks.ranks import Ranks, gather
+from orchestrator.engine.ranks.ranks import Ranks, gather_values
 from orchestrator.protocol.message import Nonsense, decode_value, encode_value, parse_object
 from orchestrator.protocol.requests import follow as asked
 from orchestrator.protocol.requests.follow import ProfileAnswer, ProfileRequest
@@ -154,7 +154,7 @@ class Profile:
         if not self._left:
             problem = self._write(recording) if self._profiler is not None else self._problem
             self._close()
-            self._answer(recording, gather(problem))
+            self._answer(recording, gather_values(problem))
 
     def _close(self) -> None:
         self._recording = self._profiler = None

@@ -228,7 +228,7 @@ class Reporter:
         self.flush()
         assert self.latest is not None
         seconds, steps = self.busy, step - self.logged_step
-        memory, peak = metrics.memory(self.ranks.device)
+        memory, peak = metrics.memory_bytes(self.ranks.device)
         means = means_of({**self.latest.sums, **self.seen})
         flops = self.flops_per_step and self.flops_per_step * steps / seconds
         record: dict[str, float | None] = {
@@ -253,7 +253,9 @@ class Reporter:
         left = None if last else min(known, default=None)
         self._write(record | ({} if left is None else {LEFT: round(left, 1)}))
         others = {name: value for name, value in means.items() if name != "loss"}
-        self.say(metrics.progress(record, self.max_steps, left, unit=self.unit, metrics=others))
+        self.say(
+            metrics.progress_line(record, self.max_steps, left, unit=self.unit, metrics=others)
+        )
         self.busy, self.logged_step, self.begun = 0.0, step, True
         self.logged_tokens = self.tokens
 
@@ -293,7 +295,7 @@ def means_of(sums: Mapping[str, tuple[float, float] | list[float]]) -> dict[str,
     return {name: total / count if count else math.nan for name, (total, count) in sums.items()}
 
 
-def say(ranks: Ranks, text: str) -> None:
+def say_from_rank_0(ranks: Ranks, text: str) -> None:
     """Print a line once, from rank 0."""
     if ranks.rank == 0:
         say_once(text)
@@ -308,4 +310,4 @@ class Reporting:
 
     def say(self, text: str) -> None:
         if not self.quiet:
-            say(self.ranks, text)
+            say_from_rank_0(self.ranks, text)

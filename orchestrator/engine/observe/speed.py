@@ -110,7 +110,7 @@ def measured_matmul_flops(device: torch.device, dtype: str) -> float:
     return best
 
 
-def settle(device: torch.device) -> None:
+def settle_device(device: torch.device) -> None:
     """Wait until the device has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -118,9 +118,9 @@ def settle(device: torch.device) -> None:
 
 def seconds_of(run: Callable[[], Any], device: torch.device, runs: int = 1) -> float:
     """Return the mean seconds per call of `run`, until the device has finished its work."""
-    settle(device)
+    settle_device(device)
     began = time.perf_counter()
     for _ in range(runs):
         run()
-    settle(device)
+    settle_device(device)
     return (time.perf_counter() - began) / runs

@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.parse import one_of
-from orchestrator.engine.ranks.ranks import Ranks, together
+from orchestrator.engine.ranks.ranks import Ranks, run_together
 from orchestrator.trackers.known import (
     KNOWN,
     Curves,
@@ -41,14 +41,14 @@ class Trackers:
         # This is None until begin().
         self.named: list[Sending] | None = None
         self.objects: list[Tracker] = []
-        together(self._check, here=self.rank == 0)
+        run_together(self._check, here=self.rank == 0)
         atexit.register(self.close)
 
     def begin(self, run: str, step: int) -> None:
         """Open the trackers that are given by name, once, for this run from `step` on."""
         if self.named is None:
             self.named = []
-            together(lambda: self._open(run, step), here=self.rank == 0)
+            run_together(lambda: self._open(run, step), here=self.rank == 0)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         for sending in self.named or ():

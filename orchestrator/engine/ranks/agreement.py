@@ -9,14 +9,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.engine.ranks.ranks import gather, host_group
+from orchestrator.engine.ranks.ranks import gather_values, host_group
 
 FIX = "make the same model everywhere; torch's seed is set before a model.target is made"
 
 
 def take_weights_of_first(model: nn.Module) -> None:
     """Copy rank 0's weights to all ranks, because each rank initialises its own model."""
-    take_values_of_first(tensors(model))
+    take_values_of_first(named_tensors(model))
 
 
 def take_buffers_of_first(model: nn.Module) -> None:
@@ -39,13 +39,13 @@ def take_values_of_first(values: Sequence[tuple[str, Tensor]]) -> None:
         value.data.copy_(first)
 
 
-def tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+def named_tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     return [*model.named_parameters(), *model.named_buffers()]
 
 
 def refuse_other_shapes(values: Sequence[tuple[str, Tensor]]) -> None:
     described = [(name, tuple(value.shape), str(value.dtype)) for name, value in values]
-    for rank, own in enumerate(every := gather(described)):
+    for rank, own in enumerate(every := gather_values(described)):
         if own != every[0]:
             missing = [entry for entry in every[0] if entry not in own]
             extra = [entry for entry in own if entry not in every[0]]

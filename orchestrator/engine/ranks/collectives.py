@@ -65,7 +65,7 @@ def setup_distributed(backend: str | None = None, timeout: float = 600.0) -> Nod
     if chosen == "mpi":
         dist.init_process_group("mpi")
     else:
-        ranks.join(Config(distributed=DistributedConfig(backend=chosen, timeout=timeout)))
+        ranks.join_group(Config(distributed=DistributedConfig(backend=chosen, timeout=timeout)))
     return get_node_info()
 
 
@@ -172,7 +172,7 @@ def gather_tensors(tensor: Tensor) -> list[Tensor]:
     local = _as_plain(tensor)
     if not has_others():
         return [local.clone()]
-    described = ranks.gather((tuple(local.shape), str(local.dtype)))
+    described = ranks.gather_values((tuple(local.shape), str(local.dtype)))
     for rank, (_, dtype) in enumerate(described):
         if dtype != described[0][1]:
             raise UsageError(

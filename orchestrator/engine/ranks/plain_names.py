@@ -15,21 +15,23 @@ from torch import Tensor, nn
 WORDS = ("_orig_mod.", "_checkpoint_wrapped_module.")
 
 
-def plain(name: str) -> str:
+def plain_name(name: str) -> str:
     for word in WORDS:
         name = name.replace(word, "")
     return name
 
 
-def parameters(model: nn.Module, *, every: bool = False) -> Iterator[tuple[str, nn.Parameter]]:
+def named_parameters(
+    model: nn.Module, *, every: bool = False
+) -> Iterator[tuple[str, nn.Parameter]]:
     """Yield each parameter once, or with `every` under each of its names."""
     for name, parameter in model.named_parameters(remove_duplicate=not every):
-        yield plain(name), parameter
+        yield plain_name(name), parameter
 
 
-def buffers(model: nn.Module, *, every: bool = False) -> Iterator[tuple[str, Tensor]]:
+def named_buffers(model: nn.Module, *, every: bool = False) -> Iterator[tuple[str, Tensor]]:
     for name, buffer in model.named_buffers(remove_duplicate=not every):
-        yield plain(name), buffer
+        yield plain_name(name), buffer
 
 
 def is_traceable_wrapper_subclass(value: Any) -> bool:
@@ -39,10 +41,10 @@ def is_traceable_wrapper_subclass(value: Any) -> bool:
 
 def state_dict(model: nn.Module) -> dict[str, Any]:
     """Return the model's state dict with its own tensors, not detached ones."""
-    return {plain(name): value for name, value in model.state_dict(keep_vars=True).items()}
+    return {plain_name(name): value for name, value in model.state_dict(keep_vars=True).items()}
 
 
-def inner(model: nn.Module) -> nn.Module:
+def inner_module(model: nn.Module) -> nn.Module:
     """Return the module inside a result of torch.compile(), or the model itself."""
     compiled = getattr(model, "_orig_mod", None)
     return compiled if isinstance(compiled, nn.Module) else model

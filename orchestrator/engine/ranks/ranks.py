@@ -52,7 +52,7 @@ class Ranks:
         return self.of_node(self.nodes[self.rank][0])
 
 
-def join(config: Config) -> Ranks:
+def join_group(config: Config) -> Ranks:
     """Join the process group: NCCL between GPUs, gloo between CPUs and for small objects.
 
     A process group that the user has initialised is used unchanged.
@@ -68,7 +68,7 @@ def join(config: Config) -> Ranks:
 
 def nodes_of_ranks() -> tuple[tuple[int, str], ...]:
     """Return (node, host) of every rank. Without torchrun, a host name stands for a node."""
-    described = gather((os.environ.get("GROUP_RANK"), os.uname().nodename))
+    described = gather_values((os.environ.get("GROUP_RANK"), os.uname().nodename))
     hosts = list(dict.fromkeys(host for _, host in described))
     return tuple(
         (hosts.index(host) if node is None else int(node), host) for node, host in described
@@ -94,7 +94,7 @@ def start_group(config: Config, device: torch.device) -> None:
     # Without an address, torch names the variable that is missing.
     alone = None if world > 1 or "MASTER_ADDR" in os.environ else "tcp://127.0.0.1:0"
     dist.init_process_group(both, alone, timeout, world, rank)
-    atexit.register(finish)
+    atexit.register(finish_threads)
     if backend == "nccl":
         atexit.register(leave)
     if backend == "nccl" and world > 1:
@@ -125,7 +125,7 @@ def allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def gather(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
+def gather_values(what: T, among: dist.ProcessGroup | None = None) -> list[T]:
     """Return each rank's value, in order of rank. `among` is a gloo group [default: all ranks]."""
     if not dist.is_initialized():
         return [what]
@@ -149,7 +149,7 @@ def as_failure(error: Exception, lead: str = "") -> OrchestratorError:
     return error if isinstance(error, OrchestratorError) else JobFailed(f"{lead}{error}")
 
 
-def together(
+def run_together(
     action: Callable[[], T],
     *,
     here: bool = True,
@@ -168,7 +168,7 @@ def together(
     # The other ranks have to learn of any error.
     except Exception as error:  # noqa: BLE001
         problem = said(error)
-    if first := next(filter(None, gather(problem, among)), None):
+    if first := next(filter(None, gather_values(problem, among)), None):
         raise first
     result: T = found[0]
     return result
@@ -237,7 +237,7 @@ IDLE_CHECKS = 3
 LIMIT_SECONDS = 5.0
 
 
-def finish() -> None:
+def finish_threads() -> None:
     """Wait until all gloo threads sleep, at most LIMIT_SECONDS."""
     deadline = time.monotonic() + LIMIT_SECONDS
     asleep = 0

@@ -35,10 +35,10 @@ from orchestrator.common.files import AS_USUAL
 from orchestrator.common.files import replace_file as write_file
 from orchestrator.common.text import Say, plural
 from orchestrator.config import schema
-from orchestrator.engine.ranks.ranks import Ranks, gather, say_once, together
+from orchestrator.engine.ranks.ranks import Ranks, gather_values, run_together, say_once
 from orchestrator.engine.saving import nodes, ownership
 from orchestrator.engine.saving.mirror import Mirror
-from orchestrator.engine.saving.nodes import writers
+from orchestrator.engine.saving.nodes import choose_writers
 from orchestrator.engine.saving.ownership import TrainingRun, is_of
 from orchestrator.engine.saving.reader import METADATA
 from orchestrator.engine.saving.writer import (
@@ -46,7 +46,7 @@ from orchestrator.engine.saving.writer import (
     StagedPlanner,
     Trouble,
     Writer,
-    spread,
+    spread_items,
     trouble_of,
 )
 from orchestrator.engine.sharding.mesh import local_tensor
@@ -78,9 +78,9 @@ class Checkpoints:
         node_holds_all: bool,
     ) -> None:
         self.config, self.directory, self.ranks, self.say = config, directory, ranks, say
-        self.token = gather(secrets.token_hex(4))[0]
+        self.token = gather_values(secrets.token_hex(4))[0]
         self.purpose = "memory" if self.in_memory else "disk"
-        self.writers = writers(
+        self.writers = choose_writers(
             directory, self.token, ranks, self.purpose, node_holds_all=node_holds_all
         )
         self.thread: threading.Thread | None = None
@@ -118,7 +118,7 @@ class Checkpoints:
     def _open(self) -> None:
         """Lock the directory, remove what a crash has left, and look for earlier checkpoints."""
         self.locks = self.writers.publishes and not ownership.is_locked(self.directory)
-        if not all(gather(not self.locks or ownership.lock(self.directory))):
+        if not all(gather_values(not self.locks or ownership.lock_directory(self.directory))):
             self.close()
             raise CheckFailed(
                 f"{self.directory} is in use: another program saves its checkpoints there",
@@ -128,7 +128,7 @@ class Checkpoints:
             # Without the lock, another store of this process may be writing.
             checkpoint_store.remove_interrupted(self.directory, self.token)
         here = checkpoint_store.list_checkpoints(self.directory) if self.writers.publishes else []
-        self.latest = max(gather(max((each.created for each in here), default=0.0)))
+        self.latest = max(gather_values(max((each.created for each in here), default=0.0)))
         own = (each for each in here if is_of(self.run, each.progress))
         self.newest = max((each.step for each in own if each.complete or each.part), default=None)
 
@@ -138,12 +138,12 @@ class Checkpoints:
             self.mirror.close()
         self.staged.clear()
         if self.locks:
-            ownership.unlock(self.directory)
+            ownership.unlock_directory(self.directory)
 
     def leave(self) -> None:
         """Close on all ranks, and return when all of them have closed."""
         self.close()
-        gather(None)
+        gather_values(None)
 
     # -- saving -------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class Checkpoints:
             torch.cuda.current_stream().synchronize()
         else:
             with ThreadPoolExecutor(MOST_PARTS) as pool:
-                list(pool.map(copy, spread(values, lambda name: values[name].nbytes)))
+                list(pool.map(copy, spread_items(values, lambda name: values[name].nbytes)))
         return dict(self.staged)
 
     def poll(self) -> None:
@@ -231,7 +231,7 @@ class Checkpoints:
     def failed_everywhere(self) -> bool:
         """Wait for a save on all ranks. Return True on all of them if it failed on every rank."""
         self.wait()
-        return all(gather(bool(self.failed)))
+        return all(gather_values(bool(self.failed)))
 
     def _warn(self, problem: str) -> None:
         """Warn that a step is not saved. One rank of each directory does so.
@@ -250,7 +250,7 @@ class Checkpoints:
     def finish(self) -> None:
         """Wait for a save that the user requested. Raise JobFailed on all ranks if it failed."""
         self.wait()
-        culprit = max(gather(self.culprit if self.failed else -1))
+        culprit = max(gather_values(self.culprit if self.failed else -1))
         if culprit >= 0:
             raise self.failure(f"the checkpoint of step {self.last_saved}", culprit)
 
@@ -290,7 +290,7 @@ class Checkpoints:
             index = self.writers.members.index(self.ranks.rank)
             trouble = trouble_of(error, directory, index)
         try:
-            troubles = gather(trouble, group)
+            troubles = gather_values(trouble, group)
         except RuntimeError:
             # The training ends because of that.
             self.reason = "another rank is gone"
@@ -319,7 +319,7 @@ class Checkpoints:
         """Publish the files that all ranks have written, and prune."""
         ranks, group = self.ranks, self.writers.group
         final = checkpoint_store.final_path(self.directory, step)
-        records = gather(writer.fs.records, group)
+        records = gather_values(writer.fs.records, group)
         # Sorted, because files that are written at the same time end in any order.
         files = dict(sorted(item for own in records for item in own.items()))
         hosts = {}
@@ -338,7 +338,7 @@ class Checkpoints:
             functools.partial(checkpoint_store.write_manifest, *place, manifest, names),
             functools.partial(checkpoint_store.put_in_place, *place, step),
         ):
-            together(action, here=self.writers.publishes, among=group)
+            run_together(action, here=self.writers.publishes, among=group)
         if self.writers.apart:
             problem = nodes.keep_copies(final, files, ranks, group, self.config.copies)
             if problem:

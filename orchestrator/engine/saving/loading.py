@@ -20,10 +20,10 @@ from torch.distributed.checkpoint.metadata import Metadata
 from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
-from orchestrator.engine.ranks.ranks import Ranks, gather, host_group, together
+from orchestrator.engine.ranks.ranks import Ranks, gather_values, host_group, run_together
 from orchestrator.engine.saving import nodes, reader, search
 from orchestrator.engine.saving.ownership import TrainingRun, saved_by
-from orchestrator.engine.saving.reader import METADATA, first_cause, several
+from orchestrator.engine.saving.reader import METADATA, first_cause, first_names
 from orchestrator.engine.saving.search import Find
 from orchestrator.engine.saving.state import MODEL, state_of
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
@@ -63,18 +63,18 @@ class LoadTarget:
         saved = metadata.state_dict_metadata
         primed = self.auxiliary.prime(progress["stepper"], saved)
         state = state_of(self.model, primed)
-        problem = reader.misfit(state, metadata)
-        if problem := next(filter(None, gather(problem)), ""):
+        problem = reader.find_misfit(state, metadata)
+        if problem := next(filter(None, gather_values(problem)), ""):
             raise CheckFailed(
                 f"{shown} does not fit this model and optimizer: {problem}",
                 "resume with the model.* and optimizer.name that it was saved with",
             )
         if strange := [name for name in saved if name.startswith(MODEL) and name not in state]:
-            self.say(f"WARNING: {several(strange)} is not in this model, and is not read")
+            self.say(f"WARNING: {first_names(strange)} is not in this model, and is not read")
         return state
 
 
-def resume(
+def resume_state(
     find: Find | None,
     target: LoadTarget,
     room: Path,
@@ -88,7 +88,9 @@ def resume(
     CheckFailed if nodes have parts of checkpoints on disk and no state is whole.
     """
     began = time.perf_counter()
-    found = search.every(find, memory, target.run, target.ranks, target.say, disk_alone=disk_alone)
+    found = search.all_checkpoints(
+        find, memory, target.run, target.ranks, target.say, disk_alone=disk_alone
+    )
     newest, begun = found.candidates[0].step if found.candidates else -1, False
     for checkpoint in found.unusable:
         if checkpoint.step > newest:
@@ -168,7 +170,7 @@ class Loading:
         if not self._bring(needed) or not self._verified_and_read(state, needed):
             return None
         # The fetched files may be removed once all ranks have read them.
-        gather(None)
+        gather_values(None)
         path = self.own or checkpoint_store.final_path(self.brought.parent, manifest.step)
         return Checkpoint(**vars(manifest), path=path)
 
@@ -194,7 +196,7 @@ class Loading:
 
     def _read(self, read: Callable[[Path], T]) -> T:
         """Call `read` with this node's directory. Raise CheckFailed on all ranks if one fails."""
-        return together(
+        return run_together(
             lambda: read(self.path),
             said=lambda error: CheckFailed(f"{self.path} cannot be read: {first_cause(error)}"),
         )
@@ -222,7 +224,7 @@ class Loading:
         Return False if some could not be fetched.
         """
         needs: dict[int, set[str]] = {}
-        for node, some in gather((self.node, names)):
+        for node, some in gather_values((self.node, names)):
             needs.setdefault(node, set()).update(some)
         deliveries = checkpoint_parts.plan_deliveries(self.candidate, needs)
         if not deliveries:
@@ -236,7 +238,7 @@ class Loading:
         to_here = (each.record.size for each in deliveries if each.target == self.node)
         if self._is_skipped(self._prepare(sum(to_here))):
             return False
-        problems = nodes.carry(
+        problems = nodes.carry_files(
             between_ranks,
             self.ranks.rank,
             host_group(),
@@ -267,7 +269,9 @@ class Loading:
     def _to_verify(self, needed: set[str]) -> list[str]:
         """Return this rank's share of the needed files, divided among ranks that see the same."""
         sharing = range(self.ranks.world) if self.shared else self.ranks.neighbours
-        names = set().union(*(some for rank, some in enumerate(gather(needed)) if rank in sharing))
+        names = set().union(
+            *(some for rank, some in enumerate(gather_values(needed)) if rank in sharing)
+        )
         here = sorted(
             name for name in names if self.node in checkpoint_parts.list_holders(self.version, name)
         )
@@ -290,7 +294,7 @@ class Loading:
 
     def _is_skipped(self, problem: str) -> bool:
         """Return True on all ranks if one has a problem, which becomes that of the candidate."""
-        self.problem = next(filter(None, gather(problem)), "")
+        self.problem = next(filter(None, gather_values(problem)), "")
         return bool(self.problem)
 
     def _prepare(self, size: int) -> str:

@@ -24,11 +24,11 @@ from orchestrator.config import schema
 from orchestrator.engine.ranks.ranks import (
     Ranks,
     free_host_memory,
-    gather,
+    gather_values,
 )
 from orchestrator.engine.saving.checkpoint import Checkpoints
 from orchestrator.engine.saving.ownership import TrainingRun
-from orchestrator.engine.saving.search import unfit
+from orchestrator.engine.saving.search import why_unfit
 from orchestrator.engine.sharding.mesh import local_tensor
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint
@@ -43,7 +43,7 @@ LEAVING_SECONDS = 5.0
 COST = 0.03
 
 
-def place(name: str, every: int | None, say: Say) -> Path | None:
+def memory_directory(name: str, every: int | None, say: Say) -> Path | None:
     """Return the directory for states that outlive the ranks, or None if there is none."""
     value = os.environ.get(VARIABLE)
     if value and every != 0:
@@ -78,7 +78,7 @@ class Memory(Checkpoints):
         self.off = ""
         # Why this rank could not keep its part of a state.
         self.lost = ""
-        self._stop_if(gather(unfit(where.parent)), say)
+        self._stop_if(gather_values(why_unfit(where.parent)), say)
         if self.off:
             return
         try:
@@ -120,9 +120,9 @@ class Memory(Checkpoints):
         """Save a state, after removing the one before the last."""
         began = time.monotonic()
         self.wait()
-        self._stop_if(gather(self.lost), self.say)
+        self._stop_if(gather_values(self.lost), self.say)
         if self.last_saved < 0 and not self.off:
-            self._stop_if(gather(self._no_room(state)), self.say)
+            self._stop_if(gather_values(self._no_room(state)), self.say)
         if not self.off:
             # If pruning fails, the old states take memory for longer.
             with contextlib.suppress(JobFailed):
@@ -141,7 +141,7 @@ class Memory(Checkpoints):
         node, host = self.ranks.nodes[self.ranks.rank]
         parts: dict[int, int] = {}
         own = sum(local_tensor(value).nbytes for value in state.values())
-        for number, size in gather((node, own)):
+        for number, size in gather_values((node, own)):
             parts[number] = parts.get(number, 0) + size
         copies = 2 if self.writers.apart else 1
         need = 2 * copies * max(parts.values())

@@ -25,7 +25,7 @@ PIECE_BYTES = 8 << 20
 LEAVING_SECONDS = 300.0
 
 
-def remote(url: str) -> tuple[Any, str]:
+def remote_files(url: str) -> tuple[Any, str]:
     """Return the file system of a URL and the path there, or raise CheckFailed."""
     fsspec = import_optional(
         "fsspec.core", "fsspec", "checkpoint.mirror needs the package fsspec, which"
@@ -51,7 +51,7 @@ class Mirror:
 
     def __init__(self, url: str, keep: int, is_ours: Callable[[Any], bool]) -> None:
         self.url, self.keep, self.is_ours = url, keep, is_ours
-        self.files, self.root = remote(url)
+        self.files, self.root = remote_files(url)
         self.waiting: tuple[Path, Sequence[str], bool] | None = None
         self.changed = threading.Condition()
         self.ends = self.failed = False
@@ -137,9 +137,9 @@ def manifests(files: Any, root: str) -> list[tuple[Manifest, bytes, str]]:
     return sorted(found, key=lambda each: each[0].created, reverse=True)
 
 
-def fetch(url: str, directory: Path, say: Say) -> Path | None:
+def fetch_checkpoint(url: str, directory: Path, say: Say) -> Path | None:
     """Fetch the newest whole checkpoint of a mirror. Return its directory, or None."""
-    files, root = remote(url)
+    files, root = remote_files(url)
     for manifest, text, path in manifests(files, root):
         partial = checkpoint_store.partial_path(directory, manifest.step, "mirror")
         shutil.rmtree(partial, ignore_errors=True)

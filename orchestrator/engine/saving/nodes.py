@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 from orchestrator.common.errors import CheckFailed, JobFailed
 from orchestrator.common.files import AS_USUAL, open_replacement, sync_directory
-from orchestrator.engine.ranks.ranks import Ranks, gather, together
+from orchestrator.engine.ranks.ranks import Ranks, gather_values, run_together
 from orchestrator.engine.saving.reader import METADATA, first_cause
 from orchestrator.engine.saving.writer import ALIKE
 from orchestrator.engine.sharding.mesh import Mesh
@@ -46,7 +46,7 @@ class Writers:
     apart: bool = False
 
 
-def writers(
+def choose_writers(
     directory: Path, token: str, ranks: Ranks, purpose: str, *, node_holds_all: bool
 ) -> Writers:
     """Return all ranks if they see one directory or no node holds all parameters, else a node's."""
@@ -56,7 +56,7 @@ def writers(
         directory.mkdir(parents=True, exist_ok=True)
         (directory / mine).touch()
 
-    together(
+    run_together(
         mark,
         said=lambda error: CheckFailed(
             f"checkpoints cannot be written: {directory}: {first_cause(error)}",
@@ -64,7 +64,7 @@ def writers(
         ),
     )
     members = ranks.neighbours
-    answers = gather([seen(directory / f".seen_{token}_{rank}") for rank in (0, members[0])])
+    answers = gather_values([seen(directory / f".seen_{token}_{rank}") for rank in (0, members[0])])
     shared, on_node = (all(column) for column in zip(*answers, strict=True))
     (directory / mine).unlink()
     if not shared and not on_node:
@@ -130,7 +130,7 @@ DELIVERIES_AT_ONCE = 64
 Place = Callable[[Delivery], Path]
 
 
-def carry(
+def carry_files(
     deliveries: Sequence[Delivery],
     rank: int,
     group: dist.ProcessGroup | None,
@@ -257,12 +257,12 @@ def keep_copies(
         return final / delivery.name
 
     deliveries = deliveries_of(files, ranks.nodes, copies)
-    problems = carry(deliveries, ranks.rank, group, path, path)
+    problems = carry_files(deliveries, ranks.rank, group, path, path)
     host = ranks.nodes[ranks.rank][1]
     trouble = next(
         (f"{delivery.name} on {host}: {text}" for delivery, text in problems.items()), ""
     )
-    return next(filter(None, gather(trouble, group)), "")
+    return next(filter(None, gather_values(trouble, group)), "")
 
 
 def deliveries_of(

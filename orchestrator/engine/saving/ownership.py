@@ -22,7 +22,7 @@ from typing import Any
 from torch import nn
 
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.ranks.ranks import gather
+from orchestrator.engine.ranks.ranks import gather_values
 
 LOCK = ".writer.lock"
 
@@ -48,11 +48,13 @@ def new_run(model: nn.Module, *, built_in: bool) -> TrainingRun:
     run = TrainingRun(
         secrets.token_hex(8), program, socket.gethostname(), os.getpid(), shape_of(model)
     )
-    return gather(run)[0]
+    return gather_values(run)[0]
 
 
 def shape_of(model: nn.Module) -> str:
-    shapes = sorted((name, tuple(value.shape)) for name, value in plain_names.parameters(model))
+    shapes = sorted(
+        (name, tuple(value.shape)) for name, value in plain_names.named_parameters(model)
+    )
     return hashlib.sha256(repr(shapes).encode()).hexdigest()[:16]
 
 
@@ -66,7 +68,7 @@ def run_of(progress: Any) -> TrainingRun | None:
     )
 
 
-def attempt() -> int:
+def attempt_number() -> int:
     """Return the number of this attempt of the job, counted by its head from 1."""
     return int(os.environ.get("ORCHESTRATOR_ATTEMPT", "1"))
 
@@ -90,8 +92,8 @@ def is_locked(directory: Path) -> bool:
     return directory.resolve() in _locked
 
 
-def lock(directory: Path) -> bool:
-    """Lock a directory until unlock() or the end. Return False if another process has the lock.
+def lock_directory(directory: Path) -> bool:
+    """Lock a directory until unlock_directory() or the end; return False if it is locked already.
 
     NFS has no locks for directories, so a file in the directory is locked there. On a file system
     without any locks, every program may save.
@@ -112,7 +114,7 @@ def lock(directory: Path) -> bool:
     return True
 
 
-def unlock(directory: Path) -> None:
+def unlock_directory(directory: Path) -> None:
     if (descriptor := _locked.pop(directory.resolve(), None)) is not None:
         with contextlib.suppress(OSError):
             # Workers may have inherited the descriptor, so closing it does not unlock.

@@ -128,7 +128,7 @@ def load_into(state: Mapping[str, Tensor], path: Path) -> None:
         raise CheckFailed(first_cause(error)) from error
 
 
-def misfit(state: Mapping[str, Tensor], metadata: Metadata) -> str:
+def find_misfit(state: Mapping[str, Tensor], metadata: Metadata) -> str:
     """Return which tensor cannot be filled and why, or an empty string."""
     stored = metadata.state_dict_metadata
     missing = []
@@ -143,11 +143,11 @@ def misfit(state: Mapping[str, Tensor], metadata: Metadata) -> str:
     if not missing:
         return ""
     unused = [name for name in stored if name not in state]
-    only_there = f"; only there is {several(unused)}" if unused else ""
-    return f"not all of {several(missing)} is there{only_there}"
+    only_there = f"; only there is {first_names(unused)}" if unused else ""
+    return f"not all of {first_names(missing)} is there{only_there}"
 
 
-def several(names: Sequence[str]) -> str:
+def first_names(names: Sequence[str]) -> str:
     """Return the first few names, and the number of the others, as text."""
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"{', '.join(names[:MOST_NAMED])}{more}"

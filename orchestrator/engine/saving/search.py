@@ -18,7 +18,7 @@ from typing import Any
 from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageError
 from orchestrator.common.permissions import other_writers
 from orchestrator.common.text import Say
-from orchestrator.engine.ranks.ranks import Ranks, gather
+from orchestrator.engine.ranks.ranks import Ranks, gather_values
 from orchestrator.engine.saving.nodes import SEEN_WITHIN_SECONDS
 from orchestrator.engine.saving.ownership import TrainingRun, run_of
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
@@ -42,7 +42,7 @@ class Found:
     unusable: list[Checkpoint]
 
 
-def every(
+def all_checkpoints(
     find: Find | None,
     memory: Path | None,
     run: TrainingRun,
@@ -65,7 +65,7 @@ def every(
         on_disk = [replace(holding, node=number) for holding in held for number in nodes]
     first = ranks.rank == ranks.neighbours[0]
     in_memory, strange = kept_in(memory, run, node) if memory and first else ([], "")
-    answers = gather((in_memory, strange, on_disk if first and not shared else []))
+    answers = gather_values((in_memory, strange, on_disk if first and not shared else []))
     kept = [holding for some, _, _ in answers for holding in some]
     if not shared:
         on_disk = [holding for _, _, some in answers for holding in some]
@@ -80,7 +80,7 @@ def every(
 
 def kept_in(memory: Path, run: TrainingRun, node: int) -> tuple[list[Holding], str]:
     """Return this program's states in this node's memory, or why those that exist do not count."""
-    states = checkpoint_store.list_checkpoints(memory) if not unfit(memory.parent) else []
+    states = checkpoint_store.list_checkpoints(memory) if not why_unfit(memory.parent) else []
     own = []
     for state in states:
         other = run_of(state.progress) or TrainingRun()
@@ -90,7 +90,7 @@ def kept_in(memory: Path, run: TrainingRun, node: int) -> tuple[list[Holding], s
     return held, "it is of another program or model" if states and not own else ""
 
 
-def unfit(where: Path) -> str:
+def why_unfit(where: Path) -> str:
     """Return why states cannot be kept below a directory, or an empty string."""
     try:
         status = where.lstat()
@@ -142,7 +142,7 @@ def agree(find: Find) -> tuple[list[Checkpoint], bool]:
         seen = repr(sorted(stamp(checkpoint) for checkpoint in checkpoints))
         digest = sha256(seen.encode()).digest()
         parts = any(checkpoint.part for checkpoint in checkpoints)
-        answers = gather((problem, digest, parts, time.monotonic() > deadline))
+        answers = gather_values((problem, digest, parts, time.monotonic() > deadline))
         if all(trouble for trouble, _, _, _ in answers):
             raise CheckFailed(answers[0][0])
         if any(parts for _, _, parts, _ in answers):
@@ -165,7 +165,7 @@ def stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
 # -- the searches ----------------------------------------------------------------------------------
 
 
-def named(path: str, local: Path | None = None) -> Find:
+def search_of_path(path: str, local: Path | None = None) -> Find:
     """Return a search of a step, a directory of steps, or an experiment.
 
     A node that shares no disk with the head searches what jobs of the experiment left on it, beside
@@ -198,7 +198,7 @@ def left_here(name: str, local: Path | None) -> list[Path]:
     ]
 
 
-def newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Find:
+def search_for_newest(directory: Path, *, searches: bool, accept: Accept, say: Say) -> Find:
     """Return a search of a directory and, with `searches`, of earlier runs of the same name.
 
     Checkpoints of other programs do not count, because programs share the name by default.
@@ -268,7 +268,7 @@ def refuse_unreadable(path: Path) -> None:
         checkpoint_store.resolve_checkpoints(str(path))
     except OrchestratorError as error:
         problem = (error.what, error.fix)
-    if all(problems := gather(problem)):
+    if all(problems := gather_values(problem)):
         raise UsageError(*(problems[0] or ()))
 
 
@@ -277,7 +277,7 @@ def refuse_later(path: Path, step: int) -> None:
     highest_here = max(
         (checkpoint.step for checkpoint in checkpoint_store.list_checkpoints(path)), default=0
     )
-    highest = max(gather(highest_here))
+    highest = max(gather_values(highest_here))
     if highest > step:
         raise UsageError(
             f"{path} holds step {highest} of another run, and this one is at step {step}",

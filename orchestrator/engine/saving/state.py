@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from orchestrator.common.errors import UsageError
 from orchestrator.engine.ranks import plain_names
 from orchestrator.engine.ranks.plain_names import is_traceable_wrapper_subclass
-from orchestrator.engine.sharding.mesh import reshard
+from orchestrator.engine.sharding.mesh import reshard_model
 
 # The prefix of parameters and buffers in a checkpoint.
 MODEL = "model."
@@ -22,21 +22,21 @@ MODEL = "model."
 
 def state_of(model: nn.Module, auxiliary: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return all tensors to save by name: the model's own, not copies, and the auxiliary ones."""
-    reshard(model)
+    reshard_model(model)
     return {MODEL + name: tensor.detach() for name, tensor in saved_of(model)} | dict(auxiliary)
 
 
 def saved_of(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield all parameters, and the buffers that are in the state dict."""
-    yield from plain_names.parameters(model)
+    yield from plain_names.named_parameters(model)
     kept = plain_names.state_dict(model).keys()
-    yield from ((name, buffer) for name, buffer in plain_names.buffers(model) if name in kept)
+    yield from ((name, buffer) for name, buffer in plain_names.named_buffers(model) if name in kept)
 
 
 # -- values as JSON with names of tensors, read without running code -------------------------------
 
 
-def encoded(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
+def encode_state(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
     """Return a value as JSON. Its tensors go into `tensors`, and the JSON has their names."""
     if isinstance(value, Tensor):
         refuse_unknown(value, path)
@@ -48,12 +48,12 @@ def encoded(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [encoded(v, tensors, f"{path}[{i}]") for i, v in enumerate(value)]}
+        return {kind: [encode_state(v, tensors, f"{path}[{i}]") for i, v in enumerate(value)]}
     if isinstance(value, dict) and not any(isinstance(key, Tensor) for key in value):
         items = value.items()
         return {
             "dict": [
-                [encoded(key, tensors, path), encoded(v, tensors, f"{path}[{key!r}]")]
+                [encode_state(key, tensors, path), encode_state(v, tensors, f"{path}[{key!r}]")]
                 for key, v in items
             ]
         }
@@ -76,8 +76,8 @@ def refuse_unknown(tensor: Tensor, path: str) -> None:
         )
 
 
-def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """Return the value that encoded() turned into JSON."""
+def decode_state(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """Return the value that encode_state() turned into JSON."""
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -86,5 +86,5 @@ def decoded(value: Any, tensors: Mapping[str, Tensor]) -> Any:
     if kind == "bytes":
         return base64.b64decode(content)
     if kind == "dict":
-        return {decoded(key, tensors): decoded(inner, tensors) for key, inner in content}
-    return {"list": list, "tuple": tuple}[kind](decoded(inner, tensors) for inner in content)
+        return {decode_state(key, tensors): decode_state(inner, tensors) for key, inner in content}
+    return {"list": list, "tuple": tuple}[kind](decode_state(inner, tensors) for inner in content)

@@ -27,8 +27,8 @@ from orchestrator.common.errors import (
     import_optional,
 )
 from orchestrator.engine.ranks import plain_names
-from orchestrator.engine.ranks.ranks import as_failure, is_first, together
-from orchestrator.engine.sharding.mesh import local_part, local_tensor, plain_class, reshard
+from orchestrator.engine.ranks.ranks import as_failure, is_first, run_together
+from orchestrator.engine.sharding.mesh import local_part, local_tensor, plain_class, reshard_model
 
 TORCH = (".pt", ".pth", ".bin")
 WEIGHTS = "model.safetensors"
@@ -43,7 +43,7 @@ def state_dict(model: nn.Module) -> dict[str, Any]:
 
     Every rank has to call it. A tensor that two modules share is one tensor under two names.
     """
-    reshard(model)
+    reshard_model(model)
     state: dict[str, Any] = {}
     copies: dict[int, Tensor] = {}
     for name, value in plain_names.state_dict(model).items():
@@ -68,15 +68,15 @@ def whole_tensor(value: Tensor) -> Tensor:
 # -- writing --------------------------------------------------------------------------------------
 
 
-def save(model: nn.Module, path: Path, step: int) -> None:
+def save_weights(model: nn.Module, path: Path, step: int) -> None:
     """Write the weights in the format of PATH: .safetensors, .pt, or a Hugging Face directory.
 
     Every rank has to call it. An error on rank 0 is raised on all ranks.
     """
     said = functools.partial(as_failure, lead=f"{path} is not written: ")
-    together(lambda: refuse_unknown_kind(model, path), here=is_first(), said=said)
+    run_together(lambda: refuse_unknown_kind(model, path), here=is_first(), said=said)
     state = state_dict(model)
-    together(lambda: _write(model, path, state, step), here=is_first(), said=said)
+    run_together(lambda: _write(model, path, state, step), here=is_first(), said=said)
 
 
 def refuse_unknown_kind(model: nn.Module, path: Path) -> None:
@@ -99,14 +99,14 @@ def _write(model: nn.Module, path: Path, state: dict[str, Any], step: int) -> No
         with files.open_replacement(path, files.AS_USUAL) as file:
             torch.save(state, file)
     elif path.suffix:
-        write(path, state, step)
+        write_weights(path, state, step)
     else:
         path.mkdir(parents=True, exist_ok=True)
         write_texts(path, configs_of(model, plain_class(model).__name__))
-        write(path / WEIGHTS, state, step)
+        write_weights(path / WEIGHTS, state, step)
 
 
-def write(path: Path, state: Mapping[str, Any], step: int) -> None:
+def write_weights(path: Path, state: Mapping[str, Any], step: int) -> None:
     """Write a safetensors file atomically. A tensor under two names is written twice."""
     safetensors = import_optional("safetensors.torch", "safetensors", NEED)
     tensors: dict[str, Tensor] = {}
@@ -178,7 +178,7 @@ def read_configs(progress: Mapping[str, Any]) -> dict[str, str]:
 # -- reading --------------------------------------------------------------------------------------
 
 
-def load(model: nn.Module, path: Path) -> None:
+def load_weights(model: nn.Module, path: Path) -> None:
     """Fill all parameters and saved buffers of a model. Each rank reads its own rows."""
     stored = contents(path)
     found, missing = dict[Tensor, str](), []
@@ -199,7 +199,7 @@ def load(model: nn.Module, path: Path) -> None:
 def names_of(model: nn.Module) -> dict[Tensor, list[str]]:
     """Return the names of each tensor of the state dict. A tied weight has several."""
     kept, names = plain_names.state_dict(model).keys(), dict[Tensor, list[str]]()
-    for named in (plain_names.parameters, plain_names.buffers):
+    for named in (plain_names.named_parameters, plain_names.named_buffers):
         for name, value in named(model, every=True):
             if name in kept:
                 names.setdefault(value, []).append(name)
@@ -231,7 +231,7 @@ def refuse_unreadable(model: nn.Module, path: Path) -> None:
     """
     contents(path)
     kept = plain_names.state_dict(model).keys()
-    for name, buffer in plain_names.buffers(model):
+    for name, buffer in plain_names.named_buffers(model):
         if buffer.is_meta and name not in kept:
             raise UsageError(
                 f"the buffer {name} is on the meta device, and no file has it",
@@ -245,7 +245,7 @@ def contents(path: Path) -> dict[str, tuple[Path, str]]:
     for file in files_of(path):
         try:
             with opened(file) as tensors:
-                found |= {plain_names.plain(key): (file, key) for key in tensors.keys()}  # noqa: SIM118
+                found |= {plain_names.plain_name(key): (file, key) for key in tensors.keys()}  # noqa: SIM118
         except OrchestratorError:
             raise
         # safetensors raises its own class for a damaged file.

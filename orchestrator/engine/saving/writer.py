@@ -43,7 +43,7 @@ warnings.filterwarnings(
 )
 
 
-def spread(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
+def spread_items(items: Iterable[T], size: Callable[[T], int]) -> list[list[T]]:
     """Divide items into a few parts of about as many bytes, for a thread each."""
     ordered = sorted(items, key=size, reverse=True)
     count = min(MOST_PARTS, len(ordered), 1 + sum(map(size, ordered)) // PART_BYTES)
@@ -132,7 +132,7 @@ class Writer(FileSystemWriter):
                 if alike == (self.apart and item.type != WriteItemType.SHARD)
             )
             for number, some in enumerate(
-                spread(items, lambda item: planner.resolve_data(item).nbytes)
+                spread_items(items, lambda item: planner.resolve_data(item).nbytes)
             ):
                 name = f"{plan.storage_data.prefix}{word}{f'{number}_' if number else ''}"
                 parts.append(

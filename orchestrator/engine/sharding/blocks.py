@@ -83,7 +83,9 @@ def hidden_matrices(model: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
     inside = {id(p) for block in blocks for p in block.parameters() if p.dim() == 2}
     tables = (nn.Embedding, nn.EmbeddingBag)
     inside -= {id(m.weight) for m in model.modules() if isinstance(m, tables)}
-    return {name for name, parameter in plain_names.parameters(model) if id(parameter) in inside}
+    return {
+        name for name, parameter in plain_names.named_parameters(model) if id(parameter) in inside
+    }
 
 
 def to_shard(model: nn.Module, blocks: Sequence[nn.Module]) -> list[nn.Module]:
@@ -131,7 +133,7 @@ def has_sparse(model: nn.Module) -> bool:
     return any(getattr(module, "sparse", False) is True for module in model.modules())
 
 
-def described(model: nn.Module, whole: int) -> str:
+def describe_blocks(model: nn.Module, whole: int) -> str:
     """Return a line about the blocks that are sharded one by one, and about unsharded parameters.
 
     `whole` is the number of parameters that each rank keeps whole.

@@ -63,7 +63,7 @@ class Mesh:
 # -- the mesh -------------------------------------------------------------------------------------
 
 
-def make(config: Config, ranks: Ranks) -> Mesh:
+def make_mesh(config: Config, ranks: Ranks) -> Mesh:
     strategy = config.fsdp.sharding_strategy
     if ranks.world == 1:
         return Mesh("single", copies=1)
@@ -135,7 +135,7 @@ def spread(
     return Copies(model, ranks, config) if mesh.strategy == "ddp" and trains else model
 
 
-def distribute(
+def distribute_model(
     model: nn.Module,
     strategy: str,
     ranks: Ranks,
@@ -166,14 +166,14 @@ def distribute(
     if fill is None:
         agreement.take_weights_of_first(model)
     else:
-        agreement.refuse_other_shapes(agreement.tensors(model))
+        agreement.refuse_other_shapes(agreement.named_tensors(model))
     if strategy == "dp":
         if not is_empty(model):
             model.to(ranks.device)
         if fill is not None:
             fill()
         return Mesh("single", copies=1), Replicated(model)
-    mesh = make(config, ranks)
+    mesh = make_mesh(config, ranks)
     return mesh, spread(model, mesh, ranks, config, fill)
 
 
@@ -202,7 +202,7 @@ def shard(
             ignored_params=whole,
         )
     for rest in (model, *apart):
-        # A step may use the root by a method that FSDP does not see, so backward() frees it.
+        # A step may use the root by a method that FSDP does not see, so backward_pass() frees it.
         cast(FSDPModule, rest).set_reshard_after_backward(False, recurse=False)
     parts = sharded_parts(model)
     for part in parts:
@@ -283,7 +283,7 @@ def recomputed(model: nn.Module, blocks: list[nn.Module], how: str) -> list[nn.M
 
 
 @contextlib.contextmanager
-def backward(model: nn.Module, mesh: Mesh, config: Config, *, last: bool) -> Iterator[None]:
+def backward_pass(model: nn.Module, mesh: Mesh, config: Config, *, last: bool) -> Iterator[None]:
     """Set up gradient synchronisation for a micro-batch's backward; only the last one sums all.
 
     Under hybrid_shard the sum across nodes happens once per step. fsdp.accumulate=whole also
@@ -332,7 +332,7 @@ def sharded_parts(model: nn.Module) -> list[FSDPModule]:
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
 
 
-def reshard(model: nn.Module) -> None:
+def reshard_model(model: nn.Module) -> None:
     """Free whole parameters that stay gathered after a forward without a backward."""
     for part in sharded_parts(model):
         part.reshard()
@@ -355,7 +355,7 @@ def whole_parameters(model: nn.Module) -> dict[int, nn.Parameter]:
 
 
 @contextlib.contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put the model into eval mode within the block, and restore each module's mode after it.
 
     Buffers are copied from rank 0 first. Every rank calls it.
@@ -366,14 +366,14 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        reshard(model)
+        reshard_model(model)
         for module, training in modes.items():
             module.training = training
 
 
 def plain_class(model: nn.Module) -> type:
     """Return the class that the user wrote; FSDP replaces a model's class by a subclass."""
-    classes = type(plain_names.inner(model)).__mro__
+    classes = type(plain_names.inner_module(model)).__mro__
     return next(plain for plain in classes if not issubclass(plain, FSDPModule))
 
 
@@ -389,7 +389,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
 
 def is_empty(model: nn.Module) -> bool:
     """Return True if any tensor of the model is on the meta device, without memory."""
-    return any(tensor.is_meta for _, tensor in agreement.tensors(model))
+    return any(tensor.is_meta for _, tensor in agreement.named_tensors(model))
 
 
 def give_memory(model: nn.Module, device: torch.device) -> None:

@@ -23,7 +23,7 @@ from orchestrator.engine.core import settings
 from orchestrator.engine.observe import speed
 from orchestrator.engine.ranks.ranks import Ranks, device_name
 from orchestrator.engine.verify import collective_bench, pair_bench
-from orchestrator.engine.verify.collective_bench import exchange, join
+from orchestrator.engine.verify.collective_bench import exchange_values, join_group
 
 # The parts of --seconds for each measurement; the rest is for matmuls.
 COLLECTIVES, PAIRS = 0.5, 0.35
@@ -39,12 +39,12 @@ def main() -> None:
     options = parser.parse_args()
     try:
         config = settings.of_launch() or Config()
-        ranks = join(options.backend, PATIENCE_SECONDS + options.seconds)
+        ranks = join_group(options.backend, PATIENCE_SECONDS + options.seconds)
         wrong = verify(ranks, config, options.max_size, options.seconds)
     except OrchestratorError as error:
         raise SystemExit(str(error)) from None
     # This waits until rank 0 has written the report.
-    exchange(None)
+    exchange_values(None)
     if wrong:
         raise SystemExit(in_words(wrong))
     dist.destroy_process_group()
@@ -58,20 +58,20 @@ def verify(ranks: Ranks, config: Config, largest: int, seconds: float) -> list[d
 
     def multiply() -> None:
         """Measure a matmul and keep the best result so far, so that noise does not count."""
-        now = exchange(speed.measured_matmul_flops(ranks.device, kind))
+        now = exchange_values(speed.measured_matmul_flops(ranks.device, kind))
         report["flops"] = [max(two) for two in zip(now, report.get("flops", now), strict=True)]
 
     multiply()
     own: list[dict[str, Any]] = []
     if ranks.world > 1:
-        results = collective_bench.measure(ranks, largest, COLLECTIVES * seconds)
+        results = collective_bench.measure_collectives(ranks, largest, COLLECTIVES * seconds)
         own = results.wrong
-        report["wrong"] = [wrong for some in exchange(own) for wrong in some]
+        report["wrong"] = [wrong for some in exchange_values(own) for wrong in some]
         report["collectives"] = results.rows
         report["notes"] = results.notes
         write(ranks, report)
         multiply()
-        report["pairs"] = pair_bench.measure(ranks, PAIRS * seconds)
+        report["pairs"] = pair_bench.measure_pairs(ranks, PAIRS * seconds)
         write(ranks, report)
     multiply()
     report["seconds"] = time.monotonic() - began
@@ -81,7 +81,7 @@ def verify(ranks: Ranks, config: Config, largest: int, seconds: float) -> list[d
 
 
 def about(ranks: Ranks) -> dict[str, Any]:
-    described = exchange((device_name(ranks.device), link_speed()))
+    described = exchange_values((device_name(ranks.device), link_speed()))
     nodes = [
         {
             "index": node,

@@ -21,26 +21,26 @@ from torch import Tensor
 from orchestrator.common import text
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.observe import speed
-from orchestrator.engine.observe.reporter import say
+from orchestrator.engine.observe.reporter import say_from_rank_0
 from orchestrator.engine.ranks.collectives import choose_backend
 from orchestrator.engine.ranks.ranks import Ranks, device_of_rank, free_host_memory
 
 T = TypeVar("T")
 
 
-def exchange(what: T) -> list[T]:
+def exchange_values(what: T) -> list[T]:
     """Return every rank's value, in order of rank, on every rank."""
     values: list[Any] = [what] * dist.get_world_size()
     dist.all_gather_object(values, what)
     return values
 
 
-def most(value: float) -> float:
+def largest_value(value: float) -> float:
     """Return the largest value of all ranks. It is also a barrier."""
-    return max(exchange(value))
+    return max(exchange_values(value))
 
 
-def join(backend: str | None, patience: float) -> Ranks:
+def join_group(backend: str | None, patience: float) -> Ranks:
     """Join the process group, by NCCL on GPUs or gloo on CPUs, with a timeout of `patience`."""
     backend = choose_backend(backend)
     device = device_of_rank() if backend == "nccl" else torch.device("cpu")
@@ -48,7 +48,7 @@ def join(backend: str | None, patience: float) -> Ranks:
     both = "cpu:gloo,cuda:nccl" if backend == "nccl" else "gloo"
     dist.init_process_group(both, timeout=datetime.timedelta(seconds=patience))
     own = int(os.environ.get("GROUP_RANK", "0")), os.uname().nodename, backend
-    described = exchange(own)
+    described = exchange_values(own)
     without = sorted({host for _, host, its in described if its != "nccl"})
     if len({its for _, _, its in described}) > 1:
         raise CheckFailed(
@@ -91,22 +91,25 @@ class Call(NamedTuple):
 
 
 def all_reduce(ranks: Ranks, count: int) -> Call:
-    data = pattern(ranks, count, factor(ranks.rank))
-    return Call(lambda: dist.all_reduce(data), data, pattern(ranks, count, total(ranks)))
+    data = repeated_pattern(ranks, count, factor_of_rank(ranks.rank))
+    return Call(lambda: dist.all_reduce(data), data, repeated_pattern(ranks, count, total(ranks)))
 
 
 def all_gather(ranks: Ranks, count: int) -> Call:
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    parts = [pattern(ranks, count // ranks.world, factor(rank)) for rank in range(ranks.world)]
+    parts = [
+        repeated_pattern(ranks, count // ranks.world, factor_of_rank(rank))
+        for rank in range(ranks.world)
+    ]
     result = torch.zeros(count, device=ranks.device)
     return Call(lambda: gather(result, parts[ranks.rank]), result, torch.cat(parts))
 
 
 def reduce_scatter(ranks: Ranks, count: int) -> Call:
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    own, part = pattern(ranks, count, factor(ranks.rank)), count // ranks.world
+    own, part = repeated_pattern(ranks, count, factor_of_rank(ranks.rank)), count // ranks.world
     result = torch.zeros(part, device=ranks.device)
-    expected = pattern(ranks, part, total(ranks), ranks.rank * part)
+    expected = repeated_pattern(ranks, part, total(ranks), ranks.rank * part)
     return Call(lambda: scatter(result, own), result, expected)
 
 
@@ -122,15 +125,15 @@ COLLECTIVES: dict[str, tuple[Callable[[Ranks, int], Call], Callable[[int], float
 # -- values ---------------------------------------------------------------------------------------
 
 
-def factor(rank: int) -> int:
+def factor_of_rank(rank: int) -> int:
     return rank % WEIGHTS + 1
 
 
 def total(ranks: Ranks) -> int:
-    return sum(map(factor, range(ranks.world)))
+    return sum(map(factor_of_rank, range(ranks.world)))
 
 
-def pattern(ranks: Ranks, count: int, times: int, start: int = 0) -> Tensor:
+def repeated_pattern(ranks: Ranks, count: int, times: int, start: int = 0) -> Tensor:
     """Return a tensor that repeats 1 to PERIOD, multiplied by `times`, from element `start` on."""
     return ((torch.arange(count, device=ranks.device) + start) % PERIOD + 1).float() * times
 
@@ -155,15 +158,15 @@ class Results:
     notes: list[str] = field(default_factory=list)
 
 
-def measure(ranks: Ranks, largest: int, seconds: float) -> Results:
+def measure_collectives(ranks: Ranks, largest: int, seconds: float) -> Results:
     """Run every collective at every size that the time and the memory allow."""
     results = Results()
     deadline = time.monotonic() + seconds
     for index, name in enumerate(COLLECTIVES):
-        left = most(max(0.0, deadline - time.monotonic()))
+        left = largest_value(max(0.0, deadline - time.monotonic()))
         began = len(results.rows)
         reason = grow(ranks, name, largest, left / (len(COLLECTIVES) - index), results)
-        say(ranks, line(name, results.rows[began:]))
+        say_from_rank_0(ranks, line(name, results.rows[began:]))
         if reason and reason not in results.notes:
             results.notes.append(reason)
     return results
@@ -180,11 +183,11 @@ def grow(ranks: Ranks, name: str, largest: int, share: float, results: Results) 
     while size <= largest:
         if spent and spent + GROWTH * last + share / RUNS_PART > share:
             return TIME
-        if -most(-float(free_bytes(ranks))) < COPIES * size:
+        if -largest_value(-float(free_bytes(ranks))) < COPIES * size:
             return MEMORY
         began = time.monotonic()
         last = measure_size(ranks, name, size, share / RUNS_PART, results)
-        spent += most(time.monotonic() - began)
+        spent += largest_value(time.monotonic() - began)
         size *= GROWTH
     return ""
 
@@ -201,10 +204,10 @@ def measure_size(ranks: Ranks, name: str, size: int, budget: float, results: Res
         results.wrong.append({**row, "rank": ranks.rank, **mistake})
     # An all-reduce in place, repeated on its own result, would overflow.
     call.result.zero_()
-    each = most(speed.seconds_of(call.run, ranks.device))
-    alone = most(time.monotonic() - began)
+    each = largest_value(speed.seconds_of(call.run, ranks.device))
+    alone = largest_value(time.monotonic() - began)
     runs = max(1, min(MOST_RUNS, int(budget / max(each, 1e-9))))
-    each = most(speed.seconds_of(call.run, ranks.device, runs))
+    each = largest_value(speed.seconds_of(call.run, ranks.device, runs))
     rate = 4 * count * busbw(ranks.world) / each
     results.rows.append({**row, "ranks": ranks.world, "seconds": each, "busbw": rate, "runs": runs})
     return alone

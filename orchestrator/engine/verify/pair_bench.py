@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.engine.observe import speed
-from orchestrator.engine.observe.reporter import say
+from orchestrator.engine.observe.reporter import say_from_rank_0
 from orchestrator.engine.ranks.ranks import Ranks
-from orchestrator.engine.verify.collective_bench import exchange, most
+from orchestrator.engine.verify.collective_bench import exchange_values, largest_value
 
 # The smallest and the largest message, in bytes.
 FIRST, LARGEST = 1 << 14, 1 << 26
@@ -34,7 +34,7 @@ Pair = tuple[int, int]
 Row = dict[str, Any]
 
 
-def rounds(nodes: int) -> list[list[Pair]]:
+def rounds_of_pairs(nodes: int) -> list[list[Pair]]:
     """Return rounds of pairs: each two nodes meet once, and no node is twice in a round."""
     players = list(range(nodes + nodes % 2))
     plan = []
@@ -46,19 +46,21 @@ def rounds(nodes: int) -> list[list[Pair]]:
     return plan if nodes > 1 else []
 
 
-def measure(ranks: Ranks, seconds: float) -> list[Row]:
+def measure_pairs(ranks: Ranks, seconds: float) -> list[Row]:
     """Return a row for each ordered pair of nodes: bytes per second and latency in seconds."""
-    plan = rounds(len(set(ranks.nodes)))
+    plan = rounds_of_pairs(len(set(ranks.nodes)))
     deadline = time.monotonic() + seconds
     # A round has two directions, and each takes up to twice this.
     each = min(LONGEST, max(SHORTEST, seconds / (4 * max(1, len(plan)))))
     rows: list[Row] = []
     for number, pairs in enumerate(plan):
-        if number and most(time.monotonic() - deadline) > 0:
-            say(ranks, f"pairs of nodes: the time is up; {len(plan) - number} rounds are left out")
+        if number and largest_value(time.monotonic() - deadline) > 0:
+            say_from_rank_0(
+                ranks, f"pairs of nodes: the time is up; {len(plan) - number} rounds are left out"
+            )
             break
         rows += measure_round(ranks, pairs, each)
-        say(ranks, f"pairs of nodes: round {number + 1} of {len(plan)}")
+        say_from_rank_0(ranks, f"pairs of nodes: round {number + 1} of {len(plan)}")
     return sorted(rows, key=lambda row: (row["from"], row["to"]))
 
 
@@ -70,7 +72,7 @@ def measure_round(ranks: Ranks, pairs: list[Pair], budget: float) -> list[Row]:
     """
     own: list[Row] = []
     for forward in (True, False):
-        most(0.0)
+        largest_value(0.0)
         for a, b in pairs:
             source, target = (a, b) if forward else (b, a)
             for sender, receiver in zip(ranks.of_node(source), ranks.of_node(target), strict=False):
@@ -80,7 +82,7 @@ def measure_round(ranks: Ranks, pairs: list[Pair], budget: float) -> list[Row]:
                 elif ranks.rank == receiver:
                     receive(ranks, sender)
     joined: dict[Pair, Row] = {}
-    for row in (row for rows in exchange(own) for row in rows):
+    for row in (row for rows in exchange_values(own) for row in rows):
         pair = joined.setdefault((row["from"], row["to"]), {**row, "rate": 0.0, "lanes": 0})
         pair["rate"] += row["rate"]
         pair["latency"] = min(pair["latency"], row["latency"])
@@ -123,7 +125,7 @@ def receive(ranks: Ranks, sender: int) -> None:
             return
         for what, part in ((dist.irecv, data[: int(size)]), (dist.isend, data[:1])):
             one_way(what, part, sender)
-            speed.settle(ranks.device)
+            speed.settle_device(ranks.device)
 
 
 def transfer(ranks: Ranks, to: int, data: Tensor) -> float:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from orchestrator import Trainer
 from orchestrator.common.errors import UsageError
-from orchestrator.engine.export import export
+from orchestrator.engine.export import export_weights
 from tests.engine import pair
 from tests.engine.by_hand import (
     BATCH,
@@ -156,7 +156,7 @@ def test_ema_is_evaluated_saved_and_exported_with_buffers(tmp_path: Path) -> Non
 
 
 def exported(place: Path, name: str, **more: Any) -> dict[str, Tensor]:
-    export(place / "saved" / f"step_{STEPS:08d}", place / name, **more)
+    export_weights(place / "saved" / f"step_{STEPS:08d}", place / name, **more)
     model = Normed()
     trainer = Trainer(model, adamw(model.parameters()), functional.mse_loss, weights=place / name)
     return trainer.state_dict()

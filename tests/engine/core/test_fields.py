@@ -426,7 +426,7 @@ def test_run_begins_with_weights_of_other_run(tmp_path: Path) -> None:
     job = Job(str(tmp_path / "first"), [1], first)
     assert run(job) == [[0]], job.output()
     kept = job.experiment() / "outputs/checkpoints/step_00000004"
-    export.export(kept, tmp_path / "out.safetensors")
+    export.export_weights(kept, tmp_path / "out.safetensors")
     still = {"optimizer": {"lr": 0.0}, "training": {"eval_steps": 1, "max_steps": 1}}
     losses = [line["eval_loss"] for line in job.metrics() if "eval_loss" in line]
     for nodes in ([1], [2]):

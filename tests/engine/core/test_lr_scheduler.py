@@ -1,9 +1,9 @@
 from orchestrator.config.schema import SchedulerConfig
-from orchestrator.engine.core.optimizer import schedule
+from orchestrator.engine.core.optimizer import learning_rate_factor
 
 
 def rates(scheduler: SchedulerConfig, *steps: int, max_steps: int = 100) -> list[float]:
-    return [round(schedule(scheduler, step, max_steps), 6) for step in steps]
+    return [round(learning_rate_factor(scheduler, step, max_steps), 6) for step in steps]
 
 
 def test_schedules_share_warmup_and_differ_in_decay() -> None:

@@ -15,7 +15,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
 from orchestrator.engine.core import optimizer as optimizers
-from orchestrator.engine.core.optimizer import configured, step_optimizer
+from orchestrator.engine.core.optimizer import optimizer_factory, step_optimizer
 from orchestrator.engine.models import build
 from orchestrator.engine.ranks import plain_names
 from tests.engine import pair
@@ -137,9 +137,9 @@ def train_on_two_ranks(rank: int, directory: Path) -> None:
 def test_config_gives_muon_matrices_of_blocks() -> None:
     keys = {"name": "muon", "lr": 1e-3, "muon_lr": 2e-2, "weight_decay": 0.1}
     config = parse.build_dataclass(Config, {"optimizer": keys})
-    model = build.build(config)
-    names = {id(p): name for name, p in plain_names.parameters(model)}
-    parts = configured(config, model)(list(model.parameters()))
+    model = build.build_model(config)
+    names = {id(p): name for name, p in plain_names.named_parameters(model)}
+    parts = optimizer_factory(config, model)(list(model.parameters()))
     groups = [
         ({names[id(p)] for p in group["params"]}, group["lr"], group["weight_decay"])
         for part in parts
@@ -158,7 +158,7 @@ def test_config_gives_muon_matrices_of_blocks() -> None:
 def test_muon_refuses_model_without_blocks() -> None:
     config = parse.build_dataclass(Config, {"optimizer": {"name": "muon"}})
     with pytest.raises(UsageError, match=r"matrices inside repeated blocks.*has none"):
-        configured(config, net())
+        optimizer_factory(config, net())
 
 
 # -- lists of optimizers ---------------------------------------------------------------------------

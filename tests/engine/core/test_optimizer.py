@@ -17,8 +17,8 @@ from torch.nn import functional
 from orchestrator import Trainer
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.engine.core import optimizer
-from orchestrator.engine.core.optimizer import FUSED, fuse
-from orchestrator.engine.ranks.ranks import gather
+from orchestrator.engine.core.optimizer import FUSED, fuse_kernels
+from orchestrator.engine.ranks.ranks import gather_values
 from tests.engine import pair
 from tests.engine.by_hand import (
     BATCH,
@@ -67,7 +67,7 @@ def test_fused_optimizer_computes_same(make: Any, dtype: torch.dtype) -> None:
         parameter = nn.Parameter(torch.randn(37).to(dtype))
         stepper = make([parameter], lr=0.05, fused=fused)
         if fused is None:
-            fuse(stepper)
+            fuse_kernels(stepper)
         for _ in range(3):
             parameter.grad = torch.randn(37).to(dtype)
             stepper.step()
@@ -77,9 +77,9 @@ def test_fused_optimizer_computes_same(make: Any, dtype: torch.dtype) -> None:
 
 def test_fuse_keeps_choice_of_user() -> None:
     weight = [nn.Parameter(torch.zeros(2))]
-    assert fuse(torch.optim.AdamW(weight))
-    assert not fuse(torch.optim.AdamW(weight, fused=False))
-    assert not fuse(torch.optim.AdamW(weight, foreach=True))
+    assert fuse_kernels(torch.optim.AdamW(weight))
+    assert not fuse_kernels(torch.optim.AdamW(weight, fused=False))
+    assert not fuse_kernels(torch.optim.AdamW(weight, foreach=True))
 
 
 # -- one training, by hand and by the Trainer ------------------------------------------------------
@@ -222,7 +222,7 @@ def hand_over(**more: Any) -> None:
 
 
 def draw_on_two_ranks(rank: int, directory: Path) -> None:
-    first, *others = gather(trained(made(Noisy, strategy="ddp")))
+    first, *others = gather_values(trained(made(Noisy, strategy="ddp")))
     again = going_on(Noisy, directory / "noise", strategy="ddp")
     print(max(again, *(far(other, first) for other in others)) or "equal", flush=True)
 

@@ -10,7 +10,7 @@ import torch
 
 from orchestrator.config import parse
 from orchestrator.config.schema import Config
-from orchestrator.engine.core.optimizer import schedule
+from orchestrator.engine.core.optimizer import learning_rate_factor
 from orchestrator.engine.data.rounds import Order
 from tests.engine.programs import configured as own
 from tests.engine.worlds import CONFIGURED, Job, run
@@ -94,7 +94,7 @@ def plain_loop() -> tuple[list[dict[str, float]], dict[str, torch.Tensor]]:
         (total / count).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         for group in optimizer.param_groups:
-            group["lr"] = 0.05 * schedule(made.scheduler, step + 1, STEPS)
+            group["lr"] = 0.05 * learning_rate_factor(made.scheduler, step + 1, STEPS)
         optimizer.step()
         optimizer.zero_grad()
         steps.append({"loss": (total / count).item(), "grad_norm": norm.item()})

@@ -349,7 +349,7 @@ def test_whole_weights_are_written_and_exported(tmp_path: Path, nodes: list[int]
         assert "JobFailed" in results["disk"] and "No such file or directory" in results.pop("disk")
     for strategy in results:
         directory = job.path / strategy
-        export.export(
+        export.export_weights(
             directory / "kept/step_00000000", directory / "exported", layout="huggingface"
         )
         for found in (

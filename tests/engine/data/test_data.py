@@ -54,7 +54,7 @@ def test_epoch_has_every_sample_once(size: int, seed: int, epoch: int) -> None:
 
 def test_library_text_is_split_and_its_end_held_out() -> None:
     text = sources.library_text()
-    train, held_out = sources.sources(config(dataset={"sequence_length": 50}))
+    train, held_out = sources.load_sources(config(dataset={"sequence_length": 50}))
     pieces = (len(text) - 1) // 50
     assert held_out is not None
     assert len(held_out) == round(pieces * 0.05)
@@ -73,15 +73,15 @@ def test_library_text_is_split_and_its_end_held_out() -> None:
 def test_too_short_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "library_text", lambda: b"")
     with pytest.raises(CheckFailed, match=r"sequence_length 64 \+ 1: that is 0 samples"):
-        sources.sources(config())
+        sources.load_sources(config())
     monkeypatch.setattr(sources, "library_text", lambda: b"x" * 70)
     with pytest.raises(CheckFailed, match=r"that is 1 sample, .* besides the one that is held out"):
-        sources.sources(config())
+        sources.load_sources(config())
 
 
 def test_synthetic_tokens_follow_strides() -> None:
     model = {"vocab_size": 11}
-    train, held_out = sources.sources(config(dataset={"kind": "synthetic"}, model=model))
+    train, held_out = sources.load_sources(config(dataset={"kind": "synthetic"}, model=model))
     assert held_out is not None
     assert (len(train), len(held_out)) == (9500, 500)
     batch = train.batch(range(300), 0)
@@ -97,7 +97,7 @@ def test_synthetic_tokens_follow_strides() -> None:
 
 def test_synthetic_clicks_fit_ranking_model() -> None:
     wanted = config(model={"kind": "ranking", "vocab_size": 20}, dataset={"kind": "synthetic"})
-    batch = sources.sources(wanted)[0].batch(range(400), 0)
+    batch = sources.load_sources(wanted)[0].batch(range(400), 0)
     assert {name: tuple(value.shape) for name, value in batch.items()} == {
         "sparse": (400, 8),
         "dense": (400, 4, 16),
@@ -127,7 +127,7 @@ def test_token_file_returns_what_was_written(tmp_path: Path, vocab_size: int) ->
     path = token_file(tmp_path / "t.bin", values, vocab_size)
     words = {"path": str(path), "sequence_length": 9, "eval_fraction": 0.1}
     wanted = config(dataset=words, model={"vocab_size": vocab_size})
-    train, held_out = sources.sources(wanted)
+    train, held_out = sources.load_sources(wanted)
     assert held_out is not None
     assert (len(train), len(held_out)) == (100, 11)
     for source in (train, pickle.loads(pickle.dumps(train))):
@@ -153,7 +153,7 @@ def test_eval_path_is_held_out(tmp_path: Path) -> None:
     train = token_file(tmp_path / "train.bin", range(100), 256)
     held_out = token_file(tmp_path / "eval.bin", range(50), 256)
     words = {"path": str(train), "eval_path": str(held_out), "sequence_length": 9}
-    found = sources.sources(config(dataset=words))
+    found = sources.load_sources(config(dataset=words))
     assert [len(source or ()) for source in found] == [11, 5]
 
 
@@ -189,7 +189,7 @@ def broken_files(directory: Path) -> dict[str, Path]:
 def test_invalid_token_file_is_refused(tmp_path: Path, name: str, words: str) -> None:
     path = broken_files(tmp_path)[name]
     with pytest.raises(CheckFailed) as error:
-        sources.sources(config(dataset={"path": str(path)}))
+        sources.load_sources(config(dataset={"path": str(path)}))
     assert str(path) in error.value.what and words in error.value.what
     assert "python scripts/make_tokens.py" in error.value.fix
 
@@ -198,11 +198,11 @@ def test_tokens_beyond_vocabulary_are_refused(tmp_path: Path) -> None:
     path = token_file(tmp_path / "t.bin", range(200), 257)
     words = "vocabulary of 257, but model.vocab_size is 256"
     with pytest.raises(UsageError, match=words) as error:
-        sources.sources(config(dataset={"path": str(path)}))
+        sources.load_sources(config(dataset={"path": str(path)}))
     assert "set model.vocab_size to 257" in error.value.fix
     wanted = config(dataset={"path": str(path), "sequence_length": 200}, model={"vocab_size": 257})
     with pytest.raises(CheckFailed, match="has 200 tokens, but one sample needs 201"):
-        sources.sources(wanted)
+        sources.load_sources(wanted)
 
 
 # -- the user's own -----------------------------------------------------------------------------
@@ -255,14 +255,14 @@ def own(name: str, **sections: Any) -> Config:
 def test_augmentation_depends_on_position_alone() -> None:
     import numpy as np
 
-    source = sources.sources(own("noisy"))[0]
+    source = sources.load_sources(own("noisy"))[0]
     before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     whole = source.batch([4, 5, 6], 20)
     part = source.batch([5, 6], 21)
     assert torch.equal(whole["drawn"][1:], part["drawn"])
     assert whole["index"].tolist() == [4, 5, 6]
     assert not torch.equal(source.batch([4], 30)["drawn"], whole["drawn"][:1])  # another epoch
-    seeded = sources.sources(own("noisy", training={"seed": 1}))[0]
+    seeded = sources.load_sources(own("noisy", training={"seed": 1}))[0]
     assert not torch.equal(seeded.batch([4], 20)["drawn"], whole["drawn"][:1])
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
@@ -270,7 +270,7 @@ def test_augmentation_depends_on_position_alone() -> None:
 
 
 def test_dataset_may_collate_its_own_batches() -> None:
-    assert sources.sources(own("ragged"))[0].batch([2, 7], 0) == [2, 7]
+    assert sources.load_sources(own("ragged"))[0].batch([2, 7], 0) == [2, 7]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_dataset_may_collate_its_own_batches() -> None:
 )
 def test_unusable_dataset_is_refused(name: str, steps: int | None, words: str) -> None:
     with pytest.raises((UsageError, CheckFailed)) as error:
-        sources.sources(own(name, training={"eval_steps": steps}))
+        sources.load_sources(own(name, training={"eval_steps": steps}))
     assert words in error.value.what
 
 
@@ -305,7 +305,7 @@ def tokens_of(split: str, values: list[int], name: str = "targets") -> list[dict
 )
 def test_batch_unfit_for_built_in_model_is_refused(args: dict[str, Any], words: str | None) -> None:
     target = {"target": "tests.engine.data.test_data:tokens_of", "args": args}
-    source = sources.sources(config(dataset=target))[0]
+    source = sources.load_sources(config(dataset=target))[0]
     if words is None:
         assert source.batch([0], 0)["targets"].tolist() == [args["values"]]
         return
@@ -379,7 +379,7 @@ def test_feed_resumes_at_any_position(workers: int) -> None:
 
 
 def test_workers_yield_same_as_rank() -> None:
-    source = sources.sources(own("noisy"))[0]
+    source = sources.load_sources(own("noisy"))[0]
     state = torch.get_rng_state()
     found = []
     for workers in (0, 1, 2):

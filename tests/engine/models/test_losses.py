@@ -10,7 +10,7 @@ from orchestrator.engine.models.losses import (
     Losses,
     by_optimizer,
     samples_in,
-    totals,
+    to_totals,
 )
 
 IMAGE, TARGETS, SCALAR = torch.ones(3, 8, 8), torch.ones(4), torch.tensor(0.5)
@@ -41,7 +41,7 @@ def test_samples_in_refuses_unequal_tensors() -> None:
 def test_totals_keep_fp64() -> None:
     for given, kept in ((torch.float64, torch.float64), (torch.bfloat16, torch.float32)):
         loss = torch.tensor(0.1, dtype=given)
-        assert totals("the loss", loss, TARGETS, None)["loss"][0].dtype == kept
+        assert to_totals("the loss", loss, TARGETS, None)["loss"][0].dtype == kept
 
 
 def test_loss_with_weights_is_refused() -> None:

@@ -29,9 +29,9 @@ def config(sections: dict[str, Any] | None = None, **model: Any) -> Config:
 
 
 def decoder(seed: int = 0, **model: Any) -> Decoder:
-    made = build.build(config(**model))
+    made = build.build_model(config(**model))
     assert isinstance(made, Decoder)
-    build.initialise(made, seed, CPU)
+    build.initialise_model(made, seed, CPU)
     # Norms with a weight of one would hide errors.
     with torch.no_grad():
         for name, weight in made.named_parameters():
@@ -175,7 +175,7 @@ def test_chunked_loss_equals_whole_loss(chunk: int) -> None:
     hidden, weight, targets = head()
     expected = F.cross_entropy(hidden @ weight.T, targets, reduction="sum")
     wanted = torch.autograd.grad(expected, (hidden, weight))
-    sums = losses.summed(hidden, weight, targets, chunk, count_correct=True)
+    sums = losses.cross_entropy_sums(hidden, weight, targets, chunk, count_correct=True)
     torch.testing.assert_close(sums.loss, expected)
     found = torch.autograd.grad(3 * sums.loss, (hidden, weight), retain_graph=True)
     torch.testing.assert_close(found, tuple(3 * value for value in wanted), atol=1e-4, rtol=1e-5)
@@ -186,7 +186,7 @@ def test_chunked_loss_equals_whole_loss(chunk: int) -> None:
 
 def test_loss_without_targets_is_zero() -> None:
     hidden, weight, targets = head()
-    sums = losses.summed(hidden, weight, targets.fill_(-100), 16, count_correct=True)
+    sums = losses.cross_entropy_sums(hidden, weight, targets.fill_(-100), 16, count_correct=True)
     sums.loss.backward()
     assert (sums.loss, sums.count, sums.extra["correct"]) == (0, 0, 0)
     assert hidden.grad is not None and not hidden.grad.any()
@@ -200,11 +200,11 @@ def rows_of(wanted: Config, rank: int, shape: tuple[int, ...], file: Path) -> No
     """Write this rank's shards in a mesh whose other ranks do not exist."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=math.prod(shape))
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
-    own = build.build(wanted)
+    own = build.build_model(wanted)
     for block in own.blocks:  # type: ignore[union-attr]
         fully_shard(block, mesh=mesh)
     fully_shard(own, mesh=mesh)
-    build.initialise(own, 3, CPU)
+    build.initialise_model(own, 3, CPU)
     torch.save({name: weight.to_local().detach() for name, weight in own.named_parameters()}, file)
 
 
@@ -228,8 +228,8 @@ def test_mesh_of_any_shape_starts_with_same_values(
             finally:
                 os._exit(1)
         assert os.waitpid(pid, 0)[1] == 0
-    alone = build.build(wanted)
-    build.initialise(alone, 3, CPU)
+    alone = build.build_model(wanted)
+    build.initialise_model(alone, 3, CPU)
     pieces = [torch.load(tmp_path / str(rank)) for rank in range(math.prod(shape))]
     for name, weight in alone.named_parameters():
         for first in range(0, len(pieces), shape[-1]):
@@ -241,10 +241,10 @@ def test_mesh_of_any_shape_starts_with_same_values(
 
 def test_initialise_handles_compiled_blocks_and_keeps_random_state() -> None:
     state = torch.get_rng_state()
-    plain, wrapped = build.build(config()), build.build(config())
+    plain, wrapped = build.build_model(config()), build.build_model(config())
     wrapped.blocks[0] = torch.compile(wrapped.blocks[0], backend="eager")  # type: ignore[index,operator]
     for model in (plain, wrapped):
-        build.initialise(model, 0, CPU)
+        build.initialise_model(model, 0, CPU)
     for one, other in zip(plain.parameters(), wrapped.parameters(), strict=True):
         assert torch.equal(one, other)
     assert torch.equal(torch.get_rng_state(), state)
@@ -257,7 +257,7 @@ def test_llama_has_published_flops() -> None:
     shape = {"vocab_size": 128256, "num_layers": 16, "model_dim": 2048, "num_heads": 32}
     more = {"num_kv_heads": 8, "mlp_hidden_dim": 8192, "tie_embeddings": True}
     made = config({"dataset": {"kind": "synthetic", "sequence_length": 4096}}, **shape, **more)
-    model = build.build(made)
+    model = build.build_model(made)
     # This is the size of Llama 3.2 1B.
     assert sum(w.numel() for w in model.parameters()) == 1_235_814_400
     assert (build.flops_per_sample(made, model) or 0) / 4096 == pytest.approx(9.03e9, rel=0.002)

@@ -34,9 +34,9 @@ def config(**model: Any) -> Config:
 
 
 def ranking(**model: Any) -> Ranking:
-    made = build.build(config(**model))
+    made = build.build_model(config(**model))
     assert isinstance(made, Ranking)
-    build.initialise(made, 0, CPU)
+    build.initialise_model(made, 0, CPU)
     own = torch.Generator().manual_seed(2)
     # Default norms and biases would hide errors.
     with torch.no_grad():
@@ -108,7 +108,7 @@ def test_ranking_computes_as_plain_model(hidden: int | None) -> None:
 
 
 def test_ranking_flops_match_formula() -> None:
-    made = build.build(config())
+    made = build.build_model(config())
     sizes = {name: w.numel() for name, w in made.named_parameters() if w.dim() == 2}
     blocks = sum(size for name, size in sizes.items() if name.startswith("blocks"))
     uses = 5 * blocks + 3 * sizes["from_sparse.weight"] + 2 * sizes["from_dense.weight"]

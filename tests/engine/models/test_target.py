@@ -64,7 +64,7 @@ def config(name: str = "mine.models:build", **args: Any) -> Config:
 def test_target_model_is_built_with_seed() -> None:
     torch.manual_seed(4)
     expected = nn.Linear(3, 2, bias=False)
-    made = build.build(config(size=3, bias=False))
+    made = build.build_model(config(size=3, bias=False))
     assert isinstance(made, nn.Linear) and made.bias is None
     assert torch.equal(made.weight, expected.weight)
     # The model keeps its own values.
@@ -74,7 +74,7 @@ def test_target_model_is_built_with_seed() -> None:
 
 @pytest.mark.parametrize("results", [12, lambda: 12.0])
 def test_target_model_may_report_flops(results: Any) -> None:
-    made = build.build(config(size=3))
+    made = build.build_model(config(size=3))
     made.flops_per_sample = results  # type: ignore[assignment]
     assert build.flops_per_sample(config(size=3), made) == 12.0
 
@@ -95,7 +95,7 @@ WRONG = {
 def test_unresolvable_target_is_explained(name: str) -> None:
     what, fix = WRONG[name]
     with pytest.raises(UsageError) as error:
-        build.build(config(name))
+        build.build_model(config(name))
     assert f"model.target is '{name}'" in error.value.what
     assert what in error.value.what
     assert fix in error.value.fix
@@ -103,9 +103,9 @@ def test_unresolvable_target_is_explained(name: str) -> None:
 
 def test_errors_of_user_code_pass_through() -> None:
     with pytest.raises(KeyError, match="theirs"):
-        build.build(config("mine.models:broken"))
+        build.build_model(config("mine.models:broken"))
     with pytest.raises(ModuleNotFoundError, match="not_installed_here"):
-        build.build(config("mine.needs:build"))
+        build.build_model(config("mine.needs:build"))
 
 
 # -- what a model or loss function gives --------------------------------------------------------
@@ -159,8 +159,8 @@ def test_documented_example_trains(tmp_path: Path) -> None:
     blocks = dict(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL))
     (tmp_path / "my_model.py").write_text(blocks["python"])
     wanted = parse.build_dataclass(Config, yaml.safe_load(blocks["yaml"]))
-    model, loss = build.build(wanted), build.loss_of(wanted)
-    source, held_out = sources.sources(wanted)
+    model, loss = build.build_model(wanted), build.loss_of(wanted)
+    source, held_out = sources.load_sources(wanted)
     assert held_out is not None
     optimizer = torch.optim.AdamW(model.parameters(), wanted.optimizer.lr)
 

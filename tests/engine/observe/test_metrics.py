@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from orchestrator.config.schema import Config, DatasetConfig, ModelConfig
 from orchestrator.engine.core.parts import Parts
 from orchestrator.engine.models.losses import Loss, Losses
-from orchestrator.engine.observe.metrics import Estimate, MetricsFile, memory, progress
+from orchestrator.engine.observe.metrics import Estimate, MetricsFile, memory_bytes, progress_line
 from orchestrator.engine.observe.phases import Phases
 from tests.engine import pair
 
@@ -178,9 +178,9 @@ def test_gpu_phases_are_timed_by_events(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_memory_of_process_is_measured() -> None:
-    before, _ = memory(CPU)
+    before, _ = memory_bytes(CPU)
     block = torch.ones(16 << 20)  # 64 MiB
-    now, most = memory(CPU)
+    now, most = memory_bytes(CPU)
     assert now - before > 48 << 20
     assert most >= now
     assert block.numel()
@@ -326,11 +326,11 @@ RECORD: dict[str, float | None] = {
 
 
 def test_progress_line_is_formatted() -> None:
-    assert progress(RECORD, 1000, 3725.0) == (
+    assert progress_line(RECORD, 1000, 3725.0) == (
         "step    7/1000  loss 2.3457  grad 0.5  12,346 tokens/s  123.4 ms/step  1 h 02 min left"
     )
     known = {**RECORD, "loss": None, "mfu": 0.4567, "mfu_measured": 0.6, "skipped_steps": 3}
-    assert progress(known, None, None, unit="targets", metrics={"correct": 0.25}) == (
+    assert progress_line(known, None, None, unit="targets", metrics={"correct": 0.25}) == (
         "step      7  loss -  correct 0.25  grad 0.5  12,346 targets/s  123.4 ms/step  mfu 45.7%"
         "  3 skipped"
     )

@@ -29,7 +29,7 @@ def test_finish_waits_for_thread_outside_interpreter(
     thread = threading.Thread(target=run_collective)
     thread.start()
     named.wait()
-    ranks.finish()
+    ranks.finish_threads()
     try:
         assert dropped.is_set()
     finally:

@@ -2,7 +2,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import CheckFailed
-from orchestrator.engine.saving.search import newest
+from orchestrator.engine.saving.search import search_for_newest
 from tests.records.test_checkpoint_store import save
 
 
@@ -16,7 +16,9 @@ def checkpoints(experiments: Path, name: str) -> Path:
 
 
 def found(experiments: Path, name: str) -> list[int]:
-    find = newest(checkpoints(experiments, name), searches=True, accept=of_a_trainer, say=print)
+    find = search_for_newest(
+        checkpoints(experiments, name), searches=True, accept=of_a_trainer, say=print
+    )
     return [one.step for one in find()]
 
 

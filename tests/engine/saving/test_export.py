@@ -88,7 +88,7 @@ def same(found: Tensor, expected: Tensor) -> bool:
 
 @pytest.mark.slow
 def test_export_is_readable_by_safetensors(of_three_ranks: Path, tmp_path: Path) -> None:
-    export.export(of_three_ranks, tmp_path / "out")
+    export.export_weights(of_three_ranks, tmp_path / "out")
     found = load_file(tmp_path / "out")
     assert set(found) == set(WHOLE)
     for name, value in WHOLE.items():
@@ -102,7 +102,7 @@ def test_export_is_readable_by_safetensors(of_three_ranks: Path, tmp_path: Path)
 def test_export_converts_floating_point_alone(
     of_three_ranks: Path, tmp_path: Path, name: str
 ) -> None:
-    export.export(of_three_ranks, tmp_path / "out", name)
+    export.export_weights(of_three_ranks, tmp_path / "out", name)
     found = load_file(tmp_path / "out")
     for key, value in WHOLE.items():
         floating = value.dtype.is_floating_point
@@ -112,9 +112,9 @@ def test_export_converts_floating_point_alone(
 def test_export_refuses_values_beyond_fp16(tmp_path: Path) -> None:
     directory = save(tmp_path / "checkpoints", 1, {"model.big": torch.tensor([1.0, 70_000.0])})
     with pytest.raises(UsageError, match=r"model\.big has values above 65504"):
-        export.export(directory, tmp_path / "out", "fp16")
+        export.export_weights(directory, tmp_path / "out", "fp16")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
-    export.export(directory, tmp_path / "out", "bf16")
+    export.export_weights(directory, tmp_path / "out", "bf16")
 
 
 def flip(directory: Path) -> None:
@@ -128,17 +128,17 @@ def test_export_refuses_damaged_checkpoint(tmp_path: Path) -> None:
     directory = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(100)})
     flip(directory)
     with pytest.raises(CheckFailed, match=r"is damaged: its sha256"):
-        export.export(directory, tmp_path / "out")
+        export.export_weights(directory, tmp_path / "out")
     (directory / ".metadata").unlink()
     with pytest.raises(CheckFailed, match=r"\.metadata is missing"):
-        export.export(directory, tmp_path / "out")
+        export.export_weights(directory, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 
 def test_export_refuses_checkpoint_without_weights(tmp_path: Path) -> None:
     directory = save(tmp_path / "checkpoints", 1, {"optim.a": torch.ones(1)})
     with pytest.raises(JobFailed, match="nothing in it is called model"):
-        export.export(directory, tmp_path / "out")
+        export.export_weights(directory, tmp_path / "out")
 
 
 def test_export_replaces_file_only_on_request(
@@ -148,7 +148,7 @@ def test_export_replaces_file_only_on_request(
     out = tmp_path / "out"
     out.write_text("precious")
     with pytest.raises(UsageError, match="already exists"):
-        export.export(directory, out)
+        export.export_weights(directory, out)
 
     def full(fd: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -156,17 +156,17 @@ def test_export_replaces_file_only_on_request(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(JobFailed, match="No space left on device"):
-            export.export(directory, out, force=True)
+            export.export_weights(directory, out, force=True)
     assert out.read_text() == "precious"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "out"]
-    export.export(directory, out, force=True)
+    export.export_weights(directory, out, force=True)
     assert same(load_file(out)["a"], torch.ones(1))
 
 
 @pytest.mark.parametrize("out", ["", "none/out"])
 def test_export_refuses_unwritable_place(tmp_path: Path, out: str) -> None:
     with pytest.raises(UsageError, match=r"is a directory|does not exist"):
-        export.export(tmp_path, tmp_path / out)
+        export.export_weights(tmp_path, tmp_path / out)
 
 
 def test_export_writes_directory_for_from_pretrained(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_export_writes_directory_for_from_pretrained(tmp_path: Path) -> None:
     directory = save(tmp_path / "checkpoints", 1, state, progress)
     out = tmp_path / "out"
     out.mkdir()
-    report = export.export(directory, out, layout="huggingface")
+    report = export.export_weights(directory, out, layout="huggingface")
     size = (out / "model.safetensors").stat().st_size
     assert report == f"step 1: 4 tensors, {size:,} bytes: {out}"
     names = ["config.json", "generation_config.json", "model.safetensors"]
@@ -185,10 +185,10 @@ def test_export_writes_directory_for_from_pretrained(tmp_path: Path) -> None:
     assert load_file(out / "model.safetensors").keys() == set("abcd")
 
     with pytest.raises(UsageError, match="already exists"):
-        export.export(directory, out, layout="huggingface")
+        export.export_weights(directory, out, layout="huggingface")
     (out / "tokenizer.json").write_text("the user's own")
     (out / "model-00001-of-00002.safetensors").write_text("of an earlier export")
-    export.export(directory, out, "bf16", force=True, layout="huggingface")
+    export.export_weights(directory, out, "bf16", force=True, layout="huggingface")
     assert sorted(path.name for path in out.iterdir()) == sorted([*names, "tokenizer.json"])
     assert (out / "config.json").read_text() == configs["config.json"]
     found = load_file(out / "model.safetensors")
@@ -199,7 +199,7 @@ def test_export_writes_directory_for_from_pretrained(tmp_path: Path) -> None:
 
 def test_export_without_config_writes_weights_alone(tmp_path: Path) -> None:
     directory = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)})
-    report = export.export(directory, tmp_path / "out", layout="huggingface")
+    report = export.export_weights(directory, tmp_path / "out", layout="huggingface")
     assert "without config.json: the checkpoint has none" in report
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["model.safetensors"]
 
@@ -220,7 +220,7 @@ def test_export_without_config_writes_weights_alone(tmp_path: Path) -> None:
 def test_export_refuses_damaged_config(tmp_path: Path, configs: Any) -> None:
     place = save(tmp_path / "checkpoints", 1, {"model.a": torch.ones(1)}, {"configs": configs})
     with pytest.raises(JobFailed, match="its copy of the model's config is damaged"):
-        export.export(place, tmp_path / "out", "bf16", layout="huggingface")
+        export.export_weights(place, tmp_path / "out", "bf16", layout="huggingface")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoints"]
 
 

@@ -60,28 +60,28 @@ def copied(url: str, places: Sequence[Path], keep: int = 2) -> None:
 def test_mirror_returns_copies_and_skips_damaged(tmp_path: Path, url: str) -> None:
     saved = [save(tmp_path / "here", step, progress={"step": step}) for step in (1, 2, 3)]
     copied(url, saved)
-    files, root = mirror.remote(url)
+    files, root = mirror.remote_files(url)
     names = sorted(path.rpartition("/")[2] for path in files.ls(root, detail=False))
     assert names == ["step_00000002", "step_00000003"]
     said: list[str] = []
-    there = mirror.fetch(url, tmp_path / "there", said.append)
+    there = mirror.fetch_checkpoint(url, tmp_path / "there", said.append)
     assert there == tmp_path / "there/step_00000003"
     found = checkpoint_store.load_checkpoint(there)
     assert checkpoint_store.verify_checkpoint(found) == [] and found.progress == {"step": 3}
     files.pipe_file(f"{root}/step_00000003/__0_0.distcp", bytes(1000))
-    again = mirror.fetch(url, tmp_path / "again", said.append)
+    again = mirror.fetch_checkpoint(url, tmp_path / "again", said.append)
     assert again == tmp_path / "again/step_00000002"
     assert "step 3 of" in said[1] and "__0_0.distcp is damaged" in said[1]
-    one = mirror.fetch(f"{url}/step_00000002", tmp_path / "one", print)
+    one = mirror.fetch_checkpoint(f"{url}/step_00000002", tmp_path / "one", print)
     assert one == tmp_path / "one/step_00000002"
-    assert mirror.fetch(f"{url}/nothing", tmp_path / "nothing", print) is None
+    assert mirror.fetch_checkpoint(f"{url}/nothing", tmp_path / "nothing", print) is None
 
 
 def test_mirror_keeps_checkpoints_of_other_run(tmp_path: Path, url: str) -> None:
     other = save(tmp_path / "other", 9, progress={"run": vars(TrainingRun("other"))})
     saved = [save(tmp_path / "own", n, progress={"run": vars(OWN)}) for n in (1, 2, 3)]
     copied(url, [other, *saved], keep=1)
-    files, root = mirror.remote(url)
+    files, root = mirror.remote_files(url)
     names = sorted(path.rpartition("/")[2] for path in files.ls(root, detail=False))
     assert names == ["step_00000003", "step_00000009"]
 
@@ -94,7 +94,7 @@ def test_damaged_copy_is_not_published(
     copied(url, [place])
     said = capsys.readouterr().out
     assert f"step_00000001 is not in {url}: __0_0.distcp was damaged on its way" in said
-    assert mirror.fetch(url, tmp_path / "there", print) is None
+    assert mirror.fetch_checkpoint(url, tmp_path / "there", print) is None
 
 
 class Slow(Mirror):

@@ -22,7 +22,7 @@ def test_later_saved_state_comes_first(tmp_path: Path) -> None:
         save(place, step, progress={"run": vars(own)}, created=100.0 + when)
     save(disk, 300, progress={"run": vars(others)}, created=900.0)
     everyone = Ranks(0, 1, 0, torch.device("cpu"), ((0, "a"),))
-    found = search.every(
+    found = search.all_checkpoints(
         *(lambda: checkpoint_store.list_checkpoints(disk), memory, own, everyone, print),
         disk_alone=True,
     )

@@ -70,7 +70,7 @@ def saved(directory: Path) -> Path:
 
 def refused(path: Path) -> str:
     with pytest.raises(OrchestratorError) as raised:
-        weights.load(nn.Linear(3, 2), path)
+        weights.load_weights(nn.Linear(3, 2), path)
     return str(raised.value)
 
 

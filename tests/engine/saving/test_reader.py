@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.saving import writer
-from orchestrator.engine.saving.reader import METADATA, load_into, metadata_of, misfit
+from orchestrator.engine.saving.reader import METADATA, find_misfit, load_into, metadata_of
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_manifest import describe_file
 from tests.records.test_checkpoint_store import publish
@@ -52,7 +52,7 @@ def test_every_dtype_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by
         assert len(files) == writer.MOST_PARTS + 1
         assert ours.fs.records == {name: describe_file(path) for name, path in files.items()}
     found = {name: torch.zeros_like(value) for name, value in state.items()}
-    assert not misfit(found, metadata_of(tmp_path / "step"))
+    assert not find_misfit(found, metadata_of(tmp_path / "step"))
     load_into(found, tmp_path / "step")
     for name, value in state.items():
         assert torch.equal(found[name], value)
@@ -115,7 +115,7 @@ def test_pickle_in_place_of_tensor_is_not_loaded(tmp_path: Path) -> None:
     metadata = metadata_of(path)
     assert isinstance(metadata, Metadata)
     assert isinstance(metadata.state_dict_metadata["x"], BytesStorageMetadata)
-    assert misfit({"x": torch.zeros(2)}, metadata) == "not all of x is there"
+    assert find_misfit({"x": torch.zeros(2)}, metadata) == "not all of x is there"
     with pytest.raises(CheckFailed, match="x is not a tensor there"):
         load_into({"x": torch.zeros(2)}, path)
     assert not mark.exists()

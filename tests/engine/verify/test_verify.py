@@ -12,7 +12,7 @@ from orchestrator.engine.verify.collective_bench import COLLECTIVES
 
 @pytest.mark.parametrize("nodes", [1, 2, 3, 8, 9, 64])
 def test_rounds_pair_all_nodes_once(nodes: int) -> None:
-    plan = pair_bench.rounds(nodes)
+    plan = pair_bench.rounds_of_pairs(nodes)
     assert sorted(itertools.chain(*plan)) == list(itertools.combinations(range(nodes), 2))
     assert len(plan) == (nodes - 1 if nodes % 2 == 0 else nodes) * (nodes > 1)
     for meetings in plan:
@@ -28,7 +28,9 @@ def ranks_of(rank: int, size: int) -> Ranks:
 @pytest.mark.parametrize(("size", "count"), [(2, 256), (3, 255), (8, 4096)])
 def test_first_wrong_finds_wrong_element(name: str, size: int, count: int) -> None:
     own = [
-        collective_bench.pattern(ranks_of(rank, size), count, collective_bench.factor(rank))
+        collective_bench.repeated_pattern(
+            ranks_of(rank, size), count, collective_bench.factor_of_rank(rank)
+        )
         for rank in range(size)
     ]
     summed = torch.stack(own).sum(0)
@@ -54,7 +56,9 @@ def test_first_wrong_finds_wrong_element(name: str, size: int, count: int) -> No
 
 def test_sums_are_exact_in_float32() -> None:
     """The largest sum of 16384 ranks is below 2 to the 24."""
-    assert sum(map(collective_bench.factor, range(16384))) * collective_bench.PERIOD < 1 << 24
+    assert (
+        sum(map(collective_bench.factor_of_rank, range(16384))) * collective_bench.PERIOD < 1 << 24
+    )
 
 
 @pytest.mark.parametrize(
