@@ -51,7 +51,7 @@ class Accelerate:
 # -- the file -------------------------------------------------------------------------------------
 
 
-def accelerate_options(start_with: str | None, file: Path | None, kind: str) -> Accelerate | None:
+def asked_options(start_with: str | None, file: Path | None, kind: str) -> Accelerate | None:
     """Return the options of --start-with accelerate or --accelerate-config, None without them."""
     if file is None and start_with != "accelerate":
         return None

@@ -43,9 +43,7 @@ def resolve_request(
         file = DEFAULT_CONFIG if DEFAULT_CONFIG.is_file() else None
     config, notes = load.load_and_note(file, arguments.overrides)
     launch = replace(config.launch, **arguments.launch)
-    by = accelerate.accelerate_options(
-        arguments.start_with, arguments.accelerate_config, target.kind
-    )
+    by = accelerate.asked_options(arguments.start_with, arguments.accelerate_config, target.kind)
     if by is not None:
         launch = accelerate.settle_launch(launch, by)
     if launch.no_torchrun:

@@ -151,9 +151,9 @@ def test_invalid_config_file_is_refused(tmp_path: Path, text: str, words: str) -
 
 def test_asked_returns_accelerate_only_for_its_launcher(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("num_processes: -1")
-    assert accelerate.accelerate_options(None, None, "auto") is None
-    assert accelerate.accelerate_options("accelerate", None, "auto") == Accelerate()
-    found = accelerate.accelerate_options("slurm", tmp_path / "a.yaml", "module")
+    assert accelerate.asked_options(None, None, "auto") is None
+    assert accelerate.asked_options("accelerate", None, "auto") == Accelerate()
+    found = accelerate.asked_options("slurm", tmp_path / "a.yaml", "module")
     assert found is not None and found.number("num_processes") is None
     with pytest.raises(OrchestratorError, match="the built-in engine does not"):
-        accelerate.accelerate_options("accelerate", None, "engine")
+        accelerate.asked_options("accelerate", None, "engine")
