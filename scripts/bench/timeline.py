@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 WRAPPED = (
-    ("orchestrator.head.start.request", "resolve", "read the config"),
+    ("orchestrator.head.start.request", "resolve_request", "read the config"),
     ("orchestrator.head.connect.fabric_login", "log_in", "log in"),
     ("orchestrator.head.connect.reach", "open_channel", "shell, Python, server"),
     ("orchestrator.head.connect.channel", "NodeChannel.ask", "ask: "),

@@ -254,7 +254,7 @@ def test_durations_accept_units(words: list[str], seconds: float | str) -> None:
     ("command", "place", "name"),
     [
         ("status", "orchestrator.head.status.status", "status_command"),
-        ("stop", "orchestrator.head.commands.stop", "stop"),
+        ("stop", "orchestrator.head.commands.stop", "stop_job"),
     ],
 )
 def test_connect_timeout_reaches_command(
