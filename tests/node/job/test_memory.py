@@ -2,11 +2,14 @@
 
 import contextlib
 import os
+import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from orchestrator.node.job import processes
 from orchestrator.node.job.part import memory
 from orchestrator.node.job.part.memory import GB, MemoryGuard, MemorySample, Pool
 from tests.node.running import Job, script, wait_until
@@ -87,3 +90,18 @@ def test_job_is_spared_while_other_programs_grow(others: int, free: float, spare
     ]
     pool = Pool(memory.MACHINE, 32 * GB, int(free * GB))
     assert (guard.runaway(pool, {0: os.getpid()}, {}) is None) is spared
+
+
+def test_ranks_continue_after_error_in_look() -> None:
+    def fail(*_: object) -> None:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        raise ZeroDivisionError
+
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as rank:
+        # The signal comes as soon as the rank is stopped.
+        signal.signal(signal.SIGCHLD, fail)
+        with pytest.raises(ZeroDivisionError):
+            MemoryGuard(GB).look({0: rank.pid})
+        process = processes.find(rank.pid)
+        rank.kill()
+    assert process and process.state != "T"

@@ -82,13 +82,15 @@ class MemoryGuard:
         if short:
             # A look takes some time, in which a fast program would take the rest.
             signal_groups(ranks.values(), signal.SIGSTOP)
-        running = processes.all_processes()
-        self.sample(now, ranks, running)
-        if not short:
-            return None
-        found = self.runaway(pool, ranks, running)
-        others = (pid for rank, pid in ranks.items() if not found or rank != found[0])
-        signal_groups(others, signal.SIGCONT)
+        found: Runaway | None = None
+        try:
+            running = processes.all_processes()
+            self.sample(now, ranks, running)
+            found = self.runaway(pool, ranks, running) if short else None
+        finally:
+            # After an error ranks must not stay stopped.
+            others = (pid for rank, pid in ranks.items() if not found or rank != found[0])
+            signal_groups(others if short else (), signal.SIGCONT)
         return found
 
     def pools(self) -> list[Pool]:
