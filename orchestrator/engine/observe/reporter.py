@@ -103,7 +103,8 @@ class Ledger:
             yield StepResult(report.step, sums, numbers, self.in_a_row, culprits)
 
 
-LEFT = "left_s"
+# What a tracker draws no curve of.
+NO_CURVE = ("step", "steps", "left_s")
 # Every line has these keys, so a metric of such a name is left out.
 RESERVED = ("time", "rank", "step", "epoch")
 
@@ -231,8 +232,13 @@ class Reporter:
         memory, peak = metrics.memory_bytes(self.ranks.device)
         means = means_of({**self.latest.sums, **self.seen})
         flops = self.flops_per_step and self.flops_per_step * steps / seconds
+        steps_left, clock = self.left()
+        known = [s for s in (self.estimate.seconds(steps_left), clock) if s is not None]
+        left = None if last else min(known, default=None)
         record: dict[str, float | None] = {
             "step": step,
+            "steps": self.max_steps,
+            "left_s": left and round(left, 1),
             "epoch": epoch,
             **{name: value for name, value in means.items() if name not in RESERVED},
             "lr": self.latest.numbers["lr"],
@@ -248,10 +254,7 @@ class Reporter:
             "mfu_measured": flops and self.measured and flops / self.measured,
             "skipped_steps": self.skipped,
         }
-        steps_left, clock = self.left()
-        known = [s for s in (self.estimate.seconds(steps_left), clock) if s is not None]
-        left = None if last else min(known, default=None)
-        self._write(record | ({} if left is None else {LEFT: round(left, 1)}))
+        self._write(record)
         others = {name: value for name, value in means.items() if name != "loss"}
         self.say(
             metrics.progress_line(record, self.max_steps, left, unit=self.unit, metrics=others)
@@ -281,7 +284,7 @@ class Reporter:
 
     def _write(self, record: Mapping[str, float | None]) -> None:
         self.file.write(record)
-        shown = {k: v for k, v in record.items() if k not in ("step", LEFT) and v is not None}
+        shown = {k: v for k, v in record.items() if k not in NO_CURVE and v is not None}
         self.trackers.log(shown, int(record["step"] or 0))
 
 

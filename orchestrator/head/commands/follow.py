@@ -181,8 +181,7 @@ def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None 
 
 def how_far(experiment: Experiment, record: JobRecord) -> list[str]:
     """Return the job's progress as phrases (step, loss), without rate and time left."""
-    steps = job_progress.all_steps(experiment.path, record)
-    known, _ = job_progress.read_progress(experiment.path, record, steps)
+    known, _ = job_progress.read_progress(experiment.path, record)
     return job_progress.progress_texts(replace(known, rate=None, left=None))
 
 

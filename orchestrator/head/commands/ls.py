@@ -16,7 +16,6 @@ from orchestrator.head.status.row import Row
 from orchestrator.protocol.message import encode_value
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord
-from orchestrator.records.metrics import progress
 
 # Without --all, only this many jobs are listed.
 USUALLY = 20
@@ -107,7 +106,7 @@ def tags_of(experiment: Experiment) -> Sequence[str]:
 def row_of(experiment: Experiment, where: Where) -> Row:
     try:
         record = experiment.read_record()
-        found = row.row_of(experiment, record, progress.all_steps(experiment.path, record))
+        found = row.row_of(experiment, record)
         return found if record.over else asked(found, experiment, record, where)
     except row.TROUBLE as error:
         return row.damaged_row(experiment.name, error)

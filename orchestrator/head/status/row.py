@@ -49,8 +49,8 @@ def command_of(record: JobRecord) -> str:
     return in_one_line(shlex.join(record.program or record.command[1:]))
 
 
-def row_of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
-    """Return the row of a job of so many steps; TROUBLE is raised where it makes no sense."""
+def row_of(experiment: Experiment, record: JobRecord) -> Row:
+    """Return the row of a job; TROUBLE is raised where it makes no sense."""
     known = record.goodput or goodput.goodput_seconds(
         record, experiment.path, record.ended or time.time()
     )
@@ -61,7 +61,7 @@ def row_of(experiment: Experiment, record: JobRecord, steps: int | None) -> Row:
     return Row(
         experiment.name,
         record.state,
-        progress.read_progress(experiment.path, record, steps)[0],
+        progress.read_progress(experiment.path, record)[0],
         nodes=len(record.nodes),
         ranks=sum(node.nproc for node in record.nodes),
         attempt=record.attempt,

@@ -1,4 +1,4 @@
-"""The progress of a job and its ranks, from the last lines of their metrics and its config."""
+"""The progress of a job and its ranks, from the last lines of their metrics."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from orchestrator.common.errors import UsageError
 from orchestrator.common.text import format_bytes, format_duration
-from orchestrator.config import resolved
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics import trainers
 from orchestrator.records.metrics.trainers import Files, Point
@@ -79,34 +77,15 @@ class RankProgress:
         return f" +{self.behind:.0%}" if self.behind > NOTABLE else ""
 
 
-def all_steps(experiment: Path, record: JobRecord) -> int | None:
-    """Return the configured number of steps of a built-in training, or None for a program."""
-    if not record.engine:
-        return None
-    try:
-        steps = resolved.read_keys(experiment)["training"]["max_steps"]
-    except (UsageError, KeyError, TypeError):
-        return None
-    return steps if type(steps) is int else None
-
-
-def read_progress(
-    experiment: Path, record: JobRecord, steps: int | None
-) -> tuple[Progress, Sequence[RankProgress]]:
+def read_progress(experiment: Path, record: JobRecord) -> tuple[Progress, Sequence[RankProgress]]:
     """Return the progress of a job and of each of its ranks, from the metrics."""
     paths = trainers.newest_metrics_files(experiment / "outputs")
     ranks = of_ranks(record, paths)
     point = trainers.read_last_values(paths[min(paths)] if paths else None)
-    # Some programs print it.
-    printed = point.number("steps")
-    steps = int(printed) if printed else steps
-    step, step_ms = point.step, point.number("step_ms")
-    left = point.number("left_s")
-    if left is None and step is not None and step_ms is not None and steps is not None:
-        left = max(0.0, steps - step) * step_ms / 1e3
+    left, steps = point.number("left_s"), point.number("steps")
     progress = Progress(
-        step=step,
-        steps=None if step is None else steps,
+        step=point.step,
+        steps=None if point.step is None or not steps else int(steps),
         loss=point.number("loss"),
         lost=point.loss_is_lost,
         rate=point.number("tokens_per_s"),

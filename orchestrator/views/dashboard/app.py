@@ -33,7 +33,6 @@ from orchestrator.head.status import comparison, row
 from orchestrator.head.status.row import Row
 from orchestrator.records import experiments
 from orchestrator.records.experiment import RECORD, Experiment
-from orchestrator.records.metrics import progress
 from orchestrator.views.report import page, run_data
 
 # Only the newest are listed; the commands find older ones.
@@ -163,7 +162,7 @@ BEING_STOPPED = "it is being stopped ..."
 def row_of(experiment: Experiment) -> Row:
     try:
         record = experiment.read_record()
-        return row.row_of(experiment, record, progress.all_steps(experiment.path, record))
+        return row.row_of(experiment, record)
     except row.TROUBLE as error:
         return row.damaged_row(experiment.name, error)
 

@@ -157,8 +157,7 @@ class Watch:
         with contextlib.suppress(KeyError, OSError, OrchestratorError):
             found = self.known[sample.job]
             record = found.read_record()
-            steps = progress.all_steps(found.path, record)
-            how_far, ranks = progress.read_progress(found.path, record, steps)
+            how_far, ranks = progress.read_progress(found.path, record)
             closer = tuple(ranks) if self.closer in (sample.job, EVERY) else ()
             known = {
                 "command": command_of(record),

@@ -43,7 +43,7 @@ def test_ls_prints_line_per_job_newest_first(
     ended = {"ended": time.time(), "exit_code": 1}
     experiment(tmp_path, NAMES[0], "failed", verdict=cause, **ended)
     runs = experiment(tmp_path, NAMES[1], "running", engine=False, program=["a b.py", "--lr=1"])
-    step = {"step": 214, "steps": 1740, "loss": 0.016, "step_ms": 300}
+    step = {"step": 214, "steps": 1740, "loss": 0.016, "step_ms": 300, "left_s": 458}
     (runs.path / "outputs" / file_name(0)).write_text(json.dumps(step) + "\n")
     damaged = experiment(tmp_path, NAMES[2], "done", **ended)
     (damaged.path / "job.json").write_text("{")

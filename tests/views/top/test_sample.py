@@ -65,7 +65,7 @@ def test_slow_rank_of_earlier_attempt_is_not_named(tmp_path: Path) -> None:
 
 def test_progress_joins_rank_metrics_with_nodes(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=30)
-    _, found = progress.read_progress(made.path, made.read_record(), None)
+    _, found = progress.read_progress(made.path, made.read_record())
     assert [(one.rank, one.node, one.step, one.slow) for one in found] == [
         (0, "alpha", 30, False),
         (1, "alpha", 30, False),
@@ -77,24 +77,22 @@ def test_progress_joins_rank_metrics_with_nodes(tmp_path: Path) -> None:
 def test_newest_trainer_is_shown(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=30)
     train_again(made, steps=7)
-    found, each = progress.read_progress(made.path, made.read_record(), None)
+    found, each = progress.read_progress(made.path, made.read_record())
     assert (found.step, found.steps, found.left) == (7, None, None)
     assert [one.step for one in each] == [7, 7, 7, 7]
 
 
 def test_time_left_is_estimate_of_ranks(tmp_path: Path) -> None:
-    """A Trainer's epochs are in no config; of the engine's steps the pauses are not."""
     made = experiment(tmp_path / "run", steps=3)
     path = made.path / "outputs" / trainers.file_name(0)
     with path.open("a") as file:
-        file.write(json.dumps({**line(0, 4, -1), "left_s": 90.5}) + "\n")
-    for steps in (None, 5):
-        found, _ = progress.read_progress(made.path, made.read_record(), steps)
-        assert (found.step, found.left) == (4, 90.5)
+        file.write(json.dumps({**line(0, 4, -1), "steps": 5, "left_s": 90.5}) + "\n")
+    found, _ = progress.read_progress(made.path, made.read_record())
+    assert (found.step, found.steps, found.left) == (4, 5, 90.5)
     for last in ({**line(0, 5, -1), "left_s": 0.2}, line(0, 5, -1)):
         with path.open("a") as file:
             file.write(json.dumps(last) + "\n")
-        found, _ = progress.read_progress(made.path, made.read_record(), None)
+        found, _ = progress.read_progress(made.path, made.read_record())
         assert (found.step, found.left) == (5, None)
 
 
@@ -169,7 +167,8 @@ def test_gpus_are_asked_at_intervals(refusing: Refusing) -> None:
 
 def test_jobs_are_found_with_experiments(tmp_path: Path) -> None:
     made = experiment(tmp_path / "train_20260101_000000", steps=30, state="running", ended=None)
-    made.write("config.yaml", "training:\n  max_steps: 50\n")
+    known = {**line(0, 30, -1), "steps": 50, "left_s": 2.0}
+    (made.path / "outputs/rank_00_metrics.jsonl").write_text(json.dumps(known) + "\n")
     watch = Watch(Transport.__new__(NoTransport), [], Where(experiments=tmp_path))
     nodes = [
         NodeSample("one", Checkup(load=load("train_20260101_000000"))),
@@ -181,20 +180,9 @@ def test_jobs_are_found_with_experiments(tmp_path: Path) -> None:
     assert (ours.nodes, ours.step, ours.steps) == (("one", "three"), 30, 50)
     assert ours.left == pytest.approx(2.0) and ours.slowest == "rank 2 +29%"
     assert (foreign.job, foreign.experiment, foreign.step) == ("foreign", "", None)
-    record = made.read_record()
-    made.write_record(replace(record, engine=False))  # a script: the config's steps are not its own
-    watch.known.clear()
-    watch.sought_at = float("-inf")
-    assert (watch.jobs(nodes)[0].step, watch.jobs(nodes)[0].steps) == (30, None)
-    made.write_record(record)
-    (made.path / "config.yaml").unlink()
-    watch.known.clear()
-    watch.sought_at = float("-inf")
-    assert watch.jobs(nodes)[0].left is None
     assert watch.jobs([]) == [] and not watch.known
     watch.sought_at = float("-inf")
-    line = json.dumps({"step": 5})
-    (made.path / "outputs/rank_00_metrics.jsonl").write_text(line)
+    (made.path / "outputs/rank_00_metrics.jsonl").write_text(json.dumps({"step": 5}))
     assert watch.jobs(nodes)[0].step == 5
     watch.closer = "train_20260101_000000"
     assert len(watch.jobs(nodes)[0].ranks) == 4

@@ -28,7 +28,6 @@ class JobLine:
         self.job = job
         self.began = time.monotonic()
         self.experiment = job.experiment.path
-        self.steps = progress.all_steps(self.experiment, job.record)
         self.known, self.stall = progress.Progress(), ""
         self.next = 0.0
         self.keys = "d detach" if in_foreground() else ""
@@ -36,7 +35,7 @@ class JobLine:
     def __call__(self, columns: int) -> str:
         now = time.monotonic()
         if now >= self.next:
-            self.known, _ = progress.read_progress(self.experiment, self.job.record, self.steps)
+            self.known, _ = progress.read_progress(self.experiment, self.job.record)
             self.stall = stall_notice(self.experiment)
             self.next = now + max(LOOK_SECONDS, 20 * (time.monotonic() - now))
         return join_parts([*self.nodes(), *self.state(now - self.began), *self.rest()], columns)
