@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median_low
 from typing import Any
 
 from orchestrator.common.errors import UsageError
@@ -12,7 +13,7 @@ from orchestrator.config import resolved
 from orchestrator.records import manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
-from orchestrator.records.metrics.curves import POINTS, Curve, median, rank_curves, unit_of
+from orchestrator.records.metrics.curves import POINTS, Curve, rank_curves, unit_of
 from orchestrator.records.outcome import JobVerdict
 
 # The keys are dotted paths.
@@ -159,7 +160,7 @@ def at_one_step(name: str, of_name: Sequence[Curve]) -> tuple[str, list[Any]]:
     if unit == "bytes":
         return f"{name}, most", [max(curve.highs, default=None) for curve in of_name]
     if unit:
-        return f"{name}, median", [median(c.means) if c.steps else None for c in of_name]
+        return f"{name}, median", [median_low(c.means) if c.steps else None for c in of_name]
     step = min(curve.steps[-1] for curve in of_name if curve.steps)
     values = [
         next((v for at, v in zip(c.steps[::-1], c.means[::-1], strict=True) if at <= step), None)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import functools
 import re
-import statistics
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common.text import format_bytes
-from orchestrator.records.metrics.lines import GrowingFile, Line, finite_number
+from orchestrator.records.metrics.lines import GrowingFile, finite_number
 from orchestrator.records.metrics.trainers import Point, shorten_name
 
 # The most points of a curve: a wide screen has room for as many.
@@ -28,9 +27,6 @@ PIECE_BYTES = 1 << 20
 MOST_FILES = 32
 # The keys that locate a line. All others are measured values.
 PLACE_OF_LINE = ("rank", "step")
-
-# The values of a line by name, with its x (a step or a time).
-Measured = tuple[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -57,31 +53,20 @@ class Sums:
 Columns = dict[int, Sums]
 
 
-class FileSums:
-    """The sums of one file, in at most `most` columns of steps."""
+class CurveSums:
+    """The sums of metrics, in at most `most` columns of steps."""
 
-    def __init__(self, path: Path, most: int = POINTS) -> None:
+    def __init__(self, most: int = POINTS) -> None:
         self.most = most
-        self.file = GrowingFile(path, piece=PIECE_BYTES)
-        self._forget()
+        self.forget()
 
-    def _forget(self) -> None:
-        self.replaced = self.file.replaced
+    def forget(self) -> None:
         self.metrics: dict[str, Columns] = {}
         # A column has 2**shift steps.
         self.shift = 0
         self.known: set[int] = set()
 
-    def read(self) -> None:
-        """Read the new lines. A file that was truncated is read from its start."""
-        while lines := self.file.read():
-            if self.replaced != self.file.replaced:
-                self._forget()
-            for line in lines:
-                if (measured := measured_in(line)) is not None:
-                    self._add(*measured)
-
-    def _add(self, step: int, values: Mapping[str, Any]) -> None:
+    def add(self, step: int, values: Mapping[str, Any]) -> None:
         self.known.add(step >> self.shift)
         while len(self.known) > self.most:
             self.shift += 1
@@ -97,6 +82,25 @@ class FileSums:
 
     def curves(self, points: int) -> dict[str, Curve]:
         return {name: curve_of(columns, points) for name, columns in self.metrics.items()}
+
+
+class FileSums(CurveSums):
+    """The sums of one file."""
+
+    def __init__(self, path: Path, most: int = POINTS) -> None:
+        super().__init__(most)
+        self.file = GrowingFile(path, piece=PIECE_BYTES)
+        self.replaced = 0
+
+    def read(self) -> None:
+        """Read the new lines. A file that was truncated is read from its start."""
+        while lines := self.file.read():
+            if self.replaced != self.file.replaced:
+                self.replaced = self.file.replaced
+                self.forget()
+            for line in lines:
+                if (step := Point(line).step) is not None:
+                    self.add(step, {n: v for n, v in line.items() if n not in PLACE_OF_LINE})
 
 
 def halved(columns: Columns) -> Columns:
@@ -129,14 +133,6 @@ def curve_of(columns: Columns, points: int) -> Curve:
     )
 
 
-def measured_in(line: Line) -> Measured | None:
-    """Return the step and values of a line, or None if it has no valid step."""
-    step = Point(line).step
-    if step is None:
-        return None
-    return step, {name: value for name, value in line.items() if name not in PLACE_OF_LINE}
-
-
 # The sums of the files that were read last. A report reads each once, an open page repeatedly.
 sums_of = functools.lru_cache(MOST_FILES)(FileSums)
 
@@ -146,59 +142,6 @@ def rank_curves(path: Path, points: int) -> dict[str, Curve]:
     sums = sums_of(path)
     sums.read()
     return sums.curves(points)
-
-
-# -- many files side by side ----------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class NodeRows:
-    """One value of every node over time: a row for each node, with None for unknown values."""
-
-    # The first step of each column.
-    steps: list[int]
-    nodes: list[int]
-    rows: list[list[float | None]]
-
-
-def side_by_side(
-    every: Mapping[Any, Iterable[Measured]], names: Sequence[str], columns: int
-) -> dict[str, NodeRows]:
-    """Return NodeRows for each name: a row for each key, with its mean in each column."""
-    read = {
-        key: [(x, {name: values[name] for name in names if name in values}) for x, values in of]
-        for key, of in every.items()
-    }
-    places = [x for of in read.values() for x, _ in of]
-    shift = 0
-    while places and (max(places) >> shift) - (min(places) >> shift) >= columns:
-        shift += 1
-    cells: dict[str, dict[Hashable, list[float]]] = {name: {} for name in names}
-    for key, of in read.items():
-        for x, values in of:
-            for name, value in values.items():
-                if finite_number(value) is not None:
-                    cells[name].setdefault((key, x >> shift), []).append(value)
-    known = sorted({x >> shift for x in places})
-    return {
-        name: NodeRows(
-            [at << shift for at in known],
-            list(read),
-            [
-                [
-                    statistics.fmean(cell) if (cell := of_name.get((key, at))) else None
-                    for at in known
-                ]
-                for key in read
-            ],
-        )
-        for name, of_name in cells.items()
-        if of_name
-    }
-
-
-def median(values: Sequence[float]) -> float:
-    return statistics.median_low(values) if values else 0.0
 
 
 # -- names of metrics -------------------------------------------------------------------------

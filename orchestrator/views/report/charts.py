@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.common.text import format_duration
 from orchestrator.records.metrics.curves import WORDS, Curve, better_direction, unit_of
-from orchestrator.views.report.run_data import RunData, TrainingData
+from orchestrator.views.report.run_data import ALL_NODES, RunData, TrainingData
 
 # The title, the unit, and the metrics of each chart that every training may have.
 KNOWN = (
@@ -174,7 +174,6 @@ def of_machines(reports: Sequence[RunData]) -> list[Chart]:
         lines = [
             line
             for color, run_data in enumerate(reports)
-            if name in run_data.machines
             for line in machine_lines(run_data, name, color if len(reports) > 1 else None)
         ]
         if any(value for line in lines for value in line.curve.means):
@@ -184,27 +183,16 @@ def of_machines(reports: Sequence[RunData]) -> list[Chart]:
 
 def machine_lines(run_data: RunData, name: str, color: int | None) -> list[ChartLine]:
     """Return a line for each node; with a color or for many nodes, one line of their mean."""
-    known = run_data.machines[name]
-    columns = list(zip(*known.rows, strict=True))
-    if color is not None or len(known.rows) > MOST_LINES:
-        pairs = [
-            (at, [value for value in column if value is not None])
-            for at, column in zip(known.steps, columns, strict=True)
-        ]
-        pairs = [(at, values) for at, values in pairs if values]
-        means = [sum(values) / len(values) for _, values in pairs]
-        lows, highs = [min(values) for _, values in pairs], [max(values) for _, values in pairs]
-        who = run_data.experiment.name if color is not None else f"mean of {len(known.rows)} nodes"
-        return [ChartLine(who, Curve([at for at, _ in pairs], means, lows, highs), color or 0)]
+    known = {node: curves[name] for node, curves in run_data.machines.items() if name in curves}
+    mean = known.pop(ALL_NODES, Curve())
+    if color is not None or len(known) > MOST_LINES:
+        who = run_data.experiment.name if color is not None else f"mean of {len(known)} nodes"
+        return [ChartLine(who, mean, color or 0)] if known else []
     names = {node.index: node.name for node in run_data.record.nodes}
-    lines = []
-    for at, (node, row) in enumerate(zip(known.nodes, known.rows, strict=True)):
-        values = [
-            (x, value) for x, value in zip(known.steps, row, strict=True) if value is not None
-        ]
-        curve = Curve([x for x, _ in values], [value for _, value in values])
-        lines.append(ChartLine(names.get(node, f"node {node}"), curve, at, at // SOLID))
-    return [line for line in lines if line.curve.means]
+    return [
+        ChartLine(names.get(node, f"node {node}"), Curve(of.steps, of.means), at, at // SOLID)
+        for at, (node, of) in enumerate(known.items())
+    ]
 
 
 # -- as the script takes it -----------------------------------------------------------------------

@@ -26,9 +26,7 @@ def report(where: Where, wanted: Sequence[str], *, out: Path | None, opened: boo
     sweep = journals.known_as(where.experiments, wanted[0]) if len(wanted) == 1 else None
     if sweep is not None:
         text = page.page_of_members(members.read_members(sweep))
-        return deliver(
-            experiments.experiment_at(sweep.path), text, out or sweep.path / NAME, opened=opened
-        )
+        return deliver(Experiment(sweep.path), text, out or sweep.path / NAME, opened=opened)
     if len(wanted) > MOST_LINES:
         raise UsageError(f"{len(wanted)} experiments do not fit on one page: at most {MOST_LINES}")
     # None is the newest experiment.

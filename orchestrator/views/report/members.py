@@ -12,7 +12,7 @@ from pathlib import Path
 from orchestrator.common.text import format_duration
 from orchestrator.head.commands.sweep.journal import Journal, MemberState
 from orchestrator.head.status.comparison import read_curves
-from orchestrator.records import experiments
+from orchestrator.records.experiment import Experiment
 from orchestrator.records.metrics.curves import Curve
 from orchestrator.views.report.charts import MOST_LINES, Chart, ChartLine
 
@@ -39,7 +39,7 @@ class Members:
         """Return the chart of the metric over the steps of the best members, None if unknown."""
         lines: list[ChartLine] = []
         for member in [one for one in self.every if one.experiment][:MOST_LINES]:
-            known = read_curves(experiments.experiment_at(self.root / member.experiment))
+            known = read_curves(Experiment(self.root / member.experiment))
             if self.metric in known:
                 name = f"{member.member}: {member.words}"[:LONGEST_NAME]
                 lines.append(ChartLine(name, known[self.metric], len(lines), best=self.best))

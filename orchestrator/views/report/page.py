@@ -10,6 +10,7 @@ import base64
 import hashlib
 import json
 import shlex
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +22,6 @@ from orchestrator.common.text import format_bytes, format_duration
 from orchestrator.head.follow import verdict
 from orchestrator.head.status.row import command_of
 from orchestrator.records.experiment import JobRecord
-from orchestrator.records.metrics import curves
 from orchestrator.records.metrics.curves import in_thousands
 from orchestrator.records.outcome import JobVerdict
 from orchestrator.views.report import charts
@@ -135,7 +135,7 @@ def of_training(training: TrainingData) -> Iterator[tuple[str, str]]:
 
 def median(training: TrainingData, name: str) -> float:
     curve = training.curves.get(name)
-    return curves.median(curve.means) if curve else 0.0
+    return statistics.median_low(curve.means) if curve else 0.0
 
 
 def runs_table(

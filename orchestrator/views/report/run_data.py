@@ -18,7 +18,7 @@ from orchestrator.head.screen.log_reader import tail_lines
 from orchestrator.records import checkpoint_store, goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import curves, samples, trainers
-from orchestrator.records.metrics.curves import Curve, Measured, NodeRows
+from orchestrator.records.metrics.curves import Curve, CurveSums
 from orchestrator.records.metrics.lines import sampled_lines
 from orchestrator.records.metrics.samples import Events, Sample
 from orchestrator.records.outcome import JobVerdict
@@ -31,6 +31,8 @@ MOST_MOMENTS = 200
 # The limit of cached files of events, one for each node and attempt.
 MOST_FILES = 4096
 MACHINE_COLUMNS = 200
+# In place of a node: the samples of all nodes together.
+ALL_NODES = -1
 # Later samples are dropped, as their clock is wrong by years.
 MOST_DAYS = 400
 # Metrics that count steps without a finite loss: of a Trainer, and of printed losses.
@@ -85,8 +87,8 @@ class RunData:
     moments: list[Moment]
     # The node's name and the last lines.
     logs: list[tuple[str, list[str]]]
-    # A row for each node, over the seconds since the start.
-    machines: dict[str, NodeRows]
+    # The curves of each node by name, over the seconds since the start.
+    machines: dict[int, dict[str, Curve]]
 
 
 def read_run_data(experiment: Experiment, others: int = 0) -> RunData:
@@ -266,19 +268,19 @@ def not_finite(training: TrainingData, record: JobRecord) -> Iterator[Moment]:
 # -- machines -------------------------------------------------------------------------------------
 
 
-def read_machines(outputs: Path, record: JobRecord) -> dict[str, NodeRows]:
+def read_machines(outputs: Path, record: JobRecord) -> dict[int, dict[str, Curve]]:
     """Read the samples of all nodes; of large files a few lines for each column."""
-    measured: dict[int, list[Measured]] = {}
+    sums: dict[int, CurveSums] = {}
     for node, paths in samples.list_sample_files(outputs).items():
         for path in paths:
             for line in sampled_lines(path, 2 * MACHINE_COLUMNS):
-                sample = samples.sample_of(line)
-                if sample is not None:
-                    second = int(goodput.head_time(record, sample.time, node) - record.started)
-                    if 0 <= second < MOST_DAYS * 86400:
-                        measured.setdefault(node, []).append((second, drawn_values(sample)))
-    names = dict.fromkeys(name for of in measured.values() for _, values in of for name in values)
-    return curves.side_by_side(measured, list(names), MACHINE_COLUMNS)
+                if (sample := samples.sample_of(line)) is None:
+                    continue
+                second = int(goodput.head_time(record, sample.time, node) - record.started)
+                for of in (node, ALL_NODES) if 0 <= second < MOST_DAYS * 86400 else ():
+                    known = sums.setdefault(of, CurveSums(MACHINE_COLUMNS))
+                    known.add(second, drawn_values(sample))
+    return {of: known.curves(MACHINE_COLUMNS) for of, known in sums.items()}
 
 
 def drawn_values(sample: Sample) -> dict[str, float]:

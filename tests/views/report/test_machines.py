@@ -46,10 +46,8 @@ def test_long_stream_is_sampled(tmp_path: Path) -> None:
             line = {"time": STARTED + 5 * at, "node": 0, "cpu": at / 20_000, "net": {}}
             file.write(json.dumps({**line, "disks": {"/": [1 << 40, 1 << 41]}}) + "\n")
     assert path.stat().st_size > lines.WHOLE_BYTES
-    cpu = run_data.read_machines(made.path / "outputs", made.read_record())["cpu"]
-    (row,) = cpu.rows
-    assert 80 < len(row) <= run_data.MACHINE_COLUMNS
-    assert None not in row and row == sorted(row, key=lambda value: value or 0)
+    cpu = run_data.read_machines(made.path / "outputs", made.read_record())[0]["cpu"].means
+    assert 80 < len(cpu) <= run_data.MACHINE_COLUMNS and cpu == sorted(cpu)
 
 
 def test_step_events_are_placed_in_time(tmp_path: Path) -> None:
@@ -129,7 +127,7 @@ def test_wrong_node_clock_is_corrected(tmp_path: Path, ahead: float) -> None:
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (made.path / f"outputs/{name}.jsonl").write_text(text)
     known = run_data.read_machines(made.path / "outputs", made.read_record())
-    assert known["cpu"].steps == [2, 7, 22, 27]
-    assert known["cpu"].rows == [[0.5, 0.5, None, None], [0.5] * 4]
+    assert [known[node]["cpu"].steps for node in (0, 1)] == [[2, 7], [2, 7, 22, 27]]
+    assert {*known[0]["cpu"].means, *known[1]["cpu"].means} == {0.5}
     told = {moment.what: moment.time - STARTED for moment in run_data.read_run_data(made).moments}
     assert [at for what, at in told.items() if "trouble of" in what] == [7, 7, 27]
