@@ -42,11 +42,6 @@ LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("memory_checkpoint", "load_memory_checkpoint"):
-        raise AttributeError(
-            f"orchestrator.{name} was removed: the Trainer keeps its state in memory by itself, and"
-            " what rank 0 of another program saves comes to all nodes before the next attempt"
-        )
     if name not in LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(LATER[name]), name)

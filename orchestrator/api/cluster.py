@@ -31,7 +31,7 @@ from orchestrator.head.background.process import INTERRUPT, Background
 from orchestrator.head.commands import launching
 from orchestrator.node import pickled_functions
 from orchestrator.records import experiments
-from orchestrator.records.experiment import NAME
+from orchestrator.records.experiment import NAME, Experiment
 
 if TYPE_CHECKING:
     from fabric import Connection, Group
@@ -219,7 +219,7 @@ class Cluster:
         except KeyboardInterrupt:
             self._take_back(head)
             raise
-        job = Job(experiments.experiment_at(Path(directory)), self._where, head)
+        job = Job(Experiment(Path(directory)), self._where, head)
         if self._jobs is not None:
             self._jobs.append(job)
         return job
@@ -232,7 +232,7 @@ class Cluster:
         except OrchestratorError:
             # The process ended before it had started a job.
             return
-        Job(experiments.experiment_at(Path(answer["place"])), self._where, head).wait()
+        Job(Experiment(Path(answer["place"])), self._where, head).wait()
 
     # -- finding again ---------------------------------------------------------------------------
 
@@ -247,8 +247,8 @@ class Cluster:
         known = find_experiment(self._where, wanted)
         if known is None:
             head = Background(head_process.take_up, where=self._where, experiment=wanted)
-            known = experiments.experiment_at(Path(head.answer()["place"]))
-        job = Job(experiments.experiment_at(known.path), self._where)
+            known = Experiment(Path(head.answer()["place"]))
+        job = Job(Experiment(known.path), self._where)
         job.take_up()
         return job
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import click
@@ -19,6 +17,7 @@ from orchestrator.cli.options import (
 from orchestrator.common.errors import UsageError
 
 COMMANDS = (".txt", "-")
+COMMAND_FILE = click.File(encoding="utf-8", errors="replace")
 
 
 @click.command(
@@ -72,14 +71,6 @@ def sweep_command(**params: Any) -> int:
     if len(program) == 1 and program[0].endswith(COMMANDS) and arguments.module is None:
         if terms.variables:
             raise UsageError("a file of command lines has all values itself", "leave --grid out")
-        members = space.of_lines(text_of(program[0]))
+        with COMMAND_FILE(program[0]) as file:
+            members = space.of_lines(file.read())
     return sweep.begin_sweep(arguments, terms, members)
-
-
-def text_of(name: str) -> str:
-    if name == "-":
-        return sys.stdin.read()
-    try:
-        return Path(name).read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise UsageError(f"{name} cannot be read: {error}") from None

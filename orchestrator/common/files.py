@@ -29,7 +29,6 @@ DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOUNTS = "/proc/self/mountinfo"
 # Some network file systems have no such call.
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)
-NO_SOCKETS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 # Locks of an open file, not of a process (fcntl(2)): processes that inherit the file hold them.
 F_OFD_SETLK = 37
 # struct flock: type, whence, start, length, pid.
@@ -322,19 +321,6 @@ def mounts_below(path: Name) -> list[str]:
 def our_directory() -> str:
     """Return the directory for this login's own files; ORCHESTRATOR_HOME overrides it."""
     return os.environ.get("ORCHESTRATOR_HOME") or expand_home("~/.orchestrator")
-
-
-@contextlib.contextmanager
-def making_sockets() -> Iterator[None]:
-    """Raise an error with a fix if the disk of our_directory() has no sockets or named pipes."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in NO_SOCKETS:
-            raise
-        what = f"no sockets and pipes can be made in {our_directory()} ({error.strerror}), as on"
-        what += " some network disks: set ORCHESTRATOR_HOME, in its .bashrc, to a directory of"
-        raise OSError(error.errno, f"{what} another disk") from None
 
 
 def current_umask() -> int:

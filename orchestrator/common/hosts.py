@@ -129,18 +129,14 @@ def out_of_url(host: str) -> str:
 
 def is_this_machine(host: str, more: Collection[str] = ()) -> bool:
     """Return True if a Host header names this machine; others may be DNS rebinding."""
-    # The server of a node does not need this import.
+    # The server of a node does not need these imports.
     import ipaddress
+    from urllib.parse import urlsplit
 
-    name = host.strip().lower()
-    if name.startswith("["):
-        name = name[1:].partition("]")[0]
-    elif name.count(":") == 1:
-        name = name.partition(":")[0]
-    if name in {"localhost", os.uname().nodename.lower(), *more}:
-        return True
     try:
-        ipaddress.ip_address(name)
+        name = urlsplit(f"//{host}").hostname or ""
+        if name not in {"localhost", os.uname().nodename.lower(), *more}:
+            ipaddress.ip_address(name)
     except ValueError:
         return False
     return True

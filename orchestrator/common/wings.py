@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,11 +34,3 @@ def explain_missing_package(room: str) -> Iterator[None]:
             f"`orchestrator {room}` needs {missing}, which is not installed here",
             how_to_add(*VIEWS),
         ) from None
-
-
-def is_installed(package: str) -> bool:
-    """Return True if an optional package is installed."""
-    try:
-        return importlib.util.find_spec(package) is not None
-    except (ModuleNotFoundError, ValueError):
-        return False

@@ -595,26 +595,16 @@ def typed(kind: type[Any], values: Mapping[str, Any]) -> list[str]:
     return words
 
 
-# -- notes and tags ---------------------------------------------------------------------------
+# -- tags -------------------------------------------------------------------------------------
 
 
-LONGEST_NOTE, LONGEST_TAG, MOST_TAGS = 2000, 60, 20
+LONGEST_TAG = 60
 
 
-def check_label(launch: Launch) -> None:
-    """Raise UsageError for a note or tag that a table could not show."""
-    note = launch.note or ""
-    if len(note) > LONGEST_NOTE:
-        raise UsageError(f"the note has {len(note)} letters; at most {LONGEST_NOTE} are allowed")
-    if len(launch.tag) > MOST_TAGS:
-        raise UsageError(f"{len(launch.tag)} tags are too many: at most {MOST_TAGS} are allowed")
+def check_tags(launch: Launch) -> None:
+    """Raise UsageError for a tag that a table could not show."""
     for tag in launch.tag:
-        if (
-            not tag
-            or len(tag) > LONGEST_TAG
-            or "," in tag
-            or tag != "".join(in_one_line(tag).split())
-        ):
+        if not (tag.isprintable() and re.fullmatch(rf"[^\s,]{{1,{LONGEST_TAG}}}", tag)):
             raise UsageError(
                 f"{tag!r} cannot be a tag",
                 f"write a word without spaces and commas, of at most {LONGEST_TAG} letters",

@@ -12,7 +12,7 @@ from orchestrator.common.errors import UsageError, nearest_file
 from orchestrator.config import aorta, resolved
 from orchestrator.config.parse import collect_fields, raise_all, rest_of
 from orchestrator.config.schema import Config, unread_values
-from orchestrator.protocol.message import hints_of
+from orchestrator.protocol.message import encode_value, hints_of
 
 # These sections hold environment variables of the ranks.
 VARIABLES = ("nccl", "env")
@@ -99,13 +99,7 @@ def to_yaml(config: Config, shown: Callable[[Any], Any] = lambda data: data) -> 
 
 def as_data(config: Config) -> dict[str, Any]:
     """Return the config as nested dicts and lists, as YAML and JSON have them."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: plain(inner) for key, inner in value.items()}
-        return [plain(item) for item in value] if isinstance(value, tuple) else value
-
-    data = {name: plain(value) for name, value in dataclasses.asdict(config).items()}
+    data: dict[str, Any] = encode_value(config)
     for name, kind in hints_of(Config).items():
         rest = rest_of(kind) if dataclasses.is_dataclass(kind) else None
         if rest:
@@ -118,21 +112,20 @@ def _parse(text: str, what: str, *, as_written: bool = False) -> Any:
     """Parse YAML. As written: 3.10 stays text, since the number would reach the ranks as 3.1."""
     import yaml
 
-    class AsWritten(yaml.SafeLoader):
-        yaml_implicit_resolvers = {  # noqa: RUF012
-            first: [(tag, regexp) for tag, regexp in known if tag.endswith((":bool", ":null"))]
-            for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
-        }
+    kinds = (":bool", ":null") if as_written else (":bool", ":null", ":int", ":float", ":merge")
 
-    # YAML 1.2 reads 2:4 as text; YAML 1.1 reads it as 124 seconds.
-    class Plain(yaml.SafeLoader):
+    # YAML 1.2 reads 2:4 as text; YAML 1.1 reads it as 124 seconds. JSON has no dates.
+    class Loader(yaml.SafeLoader):
         yaml_implicit_resolvers = {  # noqa: RUF012
-            first: [("tag:yaml.org,2002:str", TIME), *known]
+            first: [
+                ("tag:yaml.org,2002:str", TIME),
+                *((tag, regexp) for tag, regexp in known if tag.endswith(kinds)),
+            ]
             for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
         }
 
     try:
-        return yaml.load(text, Loader=AsWritten if as_written else Plain)
+        return yaml.load(text, Loader=Loader)
     except yaml.YAMLError as error:
         raise UsageError(f"{what} is not valid YAML: {error}") from error
 

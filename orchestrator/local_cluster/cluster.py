@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import select
 import shutil
 import signal
 import site
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.common.errors import CheckFailed
+from orchestrator.node.job import processes
 
 
 @dataclass(frozen=True)
@@ -176,41 +176,18 @@ def kill_cluster(directory: Path, ending: str = "/node") -> None:
 
 
 def kill_processes(pids: Iterable[int]) -> set[int]:
-    """Kill these processes, wait until they are dead, and return those that are not ours to kill.
-
-    By pidfd: a pid cannot be mistaken for a later process, and its end is an event.
-    """
-    waiting = select.poll()
-    held, refused = [], set()
-    for pid in pids:
-        try:
-            held.append(os.pidfd_open(pid))
-            signal.pidfd_send_signal(held[-1], signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-        except PermissionError:
-            refused.add(pid)
-    for descriptor in held:
-        waiting.register(descriptor, select.POLLIN)
-        waiting.poll(5000)
-        waiting.unregister(descriptor)
-        os.close(descriptor)
-    return refused
-
-
-def read_process_file(pid: int, name: str) -> bytes:
-    """Return a file of a process in /proc, nothing of one that ended or is another user's."""
-    try:
-        return Path(f"/proc/{pid}/{name}").read_bytes()
-    except OSError:
-        return b""
+    """Kill these processes, wait until they are dead, and return those that may not be killed."""
+    known = [process for process in map(processes.find_process, pids) if process]
+    sent = [process for process in known if processes.send_signal(process, signal.SIGKILL)]
+    processes.wait_for(sent, 5.0)
+    return {process.pid for process in known if process not in sent}
 
 
 def _belongs(pid: int, mark: bytes) -> bool:
     """Return True for an sshd with a file under `mark`, and for what has its state there."""
-    if b"ORCHESTRATOR_HOME=" + mark in read_process_file(pid, "environ"):
+    if b"ORCHESTRATOR_HOME=" + mark in processes.file_contents(f"/proc/{pid}/environ"):
         return True
-    command = read_process_file(pid, "cmdline")
+    command = processes.file_contents(f"/proc/{pid}/cmdline")
     return b"sshd" in command.split(mark)[0] and mark in command and b"-D" in command
 
 

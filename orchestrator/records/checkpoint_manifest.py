@@ -61,9 +61,7 @@ def describe_file(path: Path) -> FileRecord:
 
 
 def to_json(manifest: Manifest) -> str:
-    data = {"format": FORMAT, **message.encode_value(manifest)}
-    apart = {name: data.pop(name) for name in ("save", "hosts")}
-    return json.dumps({**data, **{name: value for name, value in apart.items() if value}}, indent=1)
+    return json.dumps({"format": FORMAT, **message.encode_value(manifest)}, indent=1)
 
 
 def read_manifest(path: Path) -> Manifest:

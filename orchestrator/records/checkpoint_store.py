@@ -78,8 +78,8 @@ def partial_path(directory: Path, step: int, token: str) -> Path:
     return directory / f".step_{step:08d}.{token}.partial"
 
 
-def _hidden(directory: Path, step: int, kind: str) -> Path:
-    return directory / f".step_{step:08d}.{secrets.token_hex(4)}.{kind}"
+def _gone(directory: Path, step: int) -> Path:
+    return directory / f".step_{step:08d}.{secrets.token_hex(4)}.gone"
 
 
 # -- writing ----------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ def put_in_place(partial: Path, directory: Path, step: int) -> Path:
     with _saving(directory, step):
         if target.is_symlink() or (os.path.lexists(target) and not load_checkpoint(target).files):
             raise JobFailed(f"{shown_name(target)} is in the way and is not one of our checkpoints")
-        old = _hidden(directory, step, "gone")
+        old = _gone(directory, step)
         if target.exists():
             target.rename(old)
         partial.rename(target)
@@ -313,10 +313,9 @@ def discard_partial(partial: Path, step: int) -> None:
 
 
 def _remove(directory: Path, old: Sequence[tuple[int, Path]]) -> None:
-    """Rename all to hidden names, then delete: an interruption leaves no half of a checkpoint."""
-    hidden = [_hidden(directory, step, "gone") for step, _ in old]
-    for (_, path), gone in zip(old, hidden, strict=True):
+    """Rename each to a hidden name, then delete: an interruption leaves no half of a checkpoint."""
+    for step, path in old:
+        gone = _gone(directory, step)
         hide_directory(path, gone)
-    for gone in hidden:
         # A file in use stays until the next remove_interrupted().
         delete_directory(gone)

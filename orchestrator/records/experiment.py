@@ -443,10 +443,7 @@ class Experiment:
 
     def hold(self, name: str) -> bool:
         """Lock a file until this process ends. Return False if another process holds the lock."""
-        try:
-            descriptor, mine = open_locked(self.path / name)
-        except OSError as error:
-            raise UsageError(f"{self.path / name} cannot be written: {error.strerror}") from error
+        descriptor, mine = open_locked(self.path / name)
         if not mine:
             os.close(descriptor)
         return mine

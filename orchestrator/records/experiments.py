@@ -64,11 +64,6 @@ def _new_directory(root: Path, name: str) -> Path:
     raise UsageError(f"all names {name}_... of the next hour are taken in {root}")
 
 
-def experiment_at(path: Path) -> Experiment:
-    """Return the experiment of this directory, which a program of this login named."""
-    return Experiment(path)
-
-
 def list_experiments(where: Where) -> list[Experiment]:
     """Return all experiments of a directory, the newest last, by the times in their names.
 
@@ -144,15 +139,8 @@ def find_experiment(where: Where, wanted: str | None) -> Experiment | None:
             known[0] if known else None,
         )
     for path in (where.experiments / wanted, Path(wanted)):
-        try:
-            # A symbolic link is followed, because the user named it.
-            there = (path / RECORD).is_file()
-        except PermissionError as error:
-            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-        except OSError:
-            # For example, the name is too long for a file.
-            continue
-        if there:
+        # A symbolic link is followed, because the user named it.
+        if (path / RECORD).is_file():
             real = Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()
             return Experiment(real, trusted=where.trust_record)
     return None

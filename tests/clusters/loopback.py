@@ -10,12 +10,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.local_cluster.cluster import (
-    LoopbackCluster,
-    LoopbackNode,
-    kill_processes,
-    read_process_file,
-)
+from orchestrator.local_cluster.cluster import LoopbackCluster, LoopbackNode, kill_processes
+from orchestrator.node.job import processes
 from tests.clusters.faults import Faults
 
 
@@ -79,7 +75,7 @@ class FaultyLoopback(Faults, LoopbackCluster):
                     *(
                         pid
                         for pid in below(listener.pid)
-                        if b"sshd" in read_process_file(pid, "cmdline").split(b" ")[0]
+                        if b"sshd" in processes.file_contents(f"/proc/{pid}/cmdline").split(b" ")[0]
                     ),
                 }
             )

@@ -108,16 +108,6 @@ def test_delete_reports_undeletable_file_once(
     assert [path.name for path in (tmp_path / "gone").rglob("*")] == ["a", "busy"]
 
 
-def test_making_sockets_explains_unsuitable_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A home on sshfs or CIFS: "Operation not permitted" alone does not say how to fix it."""
-    monkeypatch.setenv("ORCHESTRATOR_HOME", "/net/home/.o")
-    said = r"no sockets and pipes can be made in /net/home/\.o .* set ORCHESTRATOR_HOME"
-    with pytest.raises(OSError, match=said), files.making_sockets():
-        raise PermissionError(errno.EPERM, "Operation not permitted")
-    with pytest.raises(OSError, match=r"^\[Errno 28\] Full$"), files.making_sockets():
-        raise OSError(errno.ENOSPC, "Full")
-
-
 def test_append_lines_writes_whole_lines(tmp_path: Path) -> None:
     """As on a full disk: a limit on the size of files takes a part of what is written."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -24,7 +24,7 @@ from orchestrator.common.hosts import expand_pattern, fold_names, is_this_machin
         ("localhost.evil.example.com", False),
         ("127.0.0.1.evil.example.com", False),
         ("", False),
-        ("[::1", True),
+        ("[::1", False),
         ("a:b:c", False),
     ],
 )

@@ -119,6 +119,8 @@ def test_manifest_has_documented_format(tmp_path: Path) -> None:
             ".metadata": {"size": 0, "sha256": empty},
             "__0_0.distcp": {"size": 3, "sha256": abc},
         },
+        "save": "",
+        "hosts": {},
     }
 
 

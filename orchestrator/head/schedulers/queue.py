@@ -176,7 +176,7 @@ class SlurmNodes:
             return experiments.create_experiment(root, name)
         mine = experiments.of_slurm_job(root, self.job)
         if self.directory is not None:
-            mine = experiments.experiment_at(self.directory)
+            mine = Experiment(self.directory)
         directory = mine.again() if mine else experiments.create_experiment(root, name)
         directory.write(experiment.SLURM_JOB, self.job + "\n")
         return directory

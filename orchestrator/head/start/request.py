@@ -19,7 +19,7 @@ from orchestrator.config.launch import (
     DEFAULT_HOOK,
     Launch,
     LaunchArguments,
-    check_label,
+    check_tags,
 )
 from orchestrator.head.follow import notify as notifying
 from orchestrator.head.nodes import environment
@@ -61,7 +61,7 @@ def resolve_request(
         parse_seconds("--warm", launch.warm)
     if launch.hook is None and DEFAULT_HOOK.is_file():
         launch = replace(launch, hook=str(DEFAULT_HOOK))
-    check_label(launch)
+    check_tags(launch)
     notify = notifying.check_commands(launch.notify)
     launch = replace(launch, notify=tuple(map(notifying.shown_command, notify)))
     return LaunchRequest(

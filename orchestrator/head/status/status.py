@@ -8,13 +8,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.util import find_spec
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
 from orchestrator.common.text import format_duration, parse_seconds, plural
-from orchestrator.common.wings import import_view, is_installed
+from orchestrator.common.wings import import_view
 from orchestrator.config.launch import Launch, Where
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
@@ -170,8 +171,7 @@ def alike(ranks: Mapping[int, RankState]) -> Iterator[tuple[list[int], list[Rank
 
 
 def progress_of(experiment: Experiment, record: JobRecord) -> progress.Progress:
-    path = experiment.path
-    return progress.read_progress(path, record, progress.all_steps(path, record))[0]
+    return progress.read_progress(experiment.path, record)[0]
 
 
 def how_far(experiment: Experiment, record: JobRecord) -> list[str]:
@@ -384,7 +384,7 @@ def report_passed_over(root: Path, taken: Experiment | None) -> None:
 def status_command(where: Where, wanted: str | None, *, watch: bool) -> int:
     job = find_job(where, wanted)
     running = job.record.state == "running"
-    if watch and not output.as_json() and running and is_installed("textual"):
+    if watch and not output.as_json() and running and find_spec("textual"):
         top = import_view("top")
         if top.can_be_live():
             top.of_job(where, job)

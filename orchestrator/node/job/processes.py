@@ -21,7 +21,11 @@ from typing import NamedTuple
 from orchestrator.node.job.run_directory import jobs_home
 
 # The errors for which a job's files cannot be written here and another directory can be chosen.
-NO_PLACE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT)
+# Some network disks have no sockets and named pipes.
+NO_PLACE = {
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOSPC, errno.EDQUOT),
+    *(errno.ENOTSUP, errno.ENOSYS),
+}
 ELSEWHERE = "ORCHESTRATOR_HOME, set in its .bashrc, names another place"
 
 # The options of the Python that runs a supervisor.

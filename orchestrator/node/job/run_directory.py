@@ -282,7 +282,7 @@ def listen_in(path: str, name: str = "socket", backlog: int = 16) -> socket.sock
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     server = socket.socket(socket.AF_UNIX)
     try:
-        with files.making_sockets():
+        with files.path_in_errors(os.path.join(path, name)):
             server.bind(f"/proc/self/fd/{directory}/{name}")
         os.chmod(os.path.join(path, name), 0o600)
         server.listen(backlog)

@@ -102,6 +102,6 @@ def test_ranks_continue_after_error_in_look() -> None:
         signal.signal(signal.SIGCHLD, fail)
         with pytest.raises(ZeroDivisionError):
             MemoryGuard(GB).look({0: rank.pid})
-        process = processes.find(rank.pid)
+        process = processes.find_process(rank.pid)
         rank.kill()
     assert process and process.state != "T"

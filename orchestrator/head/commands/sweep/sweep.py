@@ -34,7 +34,6 @@ from orchestrator.common.errors import (
 )
 from orchestrator.common.text import format_duration
 from orchestrator.config.launch import (
-    LONGEST_NOTE,
     LaunchArguments,
     View,
     Where,
@@ -204,7 +203,7 @@ class Sweep:
         # Its head reports its own error in head.txt.
         with contextlib.suppress(OrchestratorError):
             one.process.answer(lambda _: None)
-        experiment, followed = experiments.experiment_at(one.place), time.monotonic()
+        experiment, followed = Experiment(one.place), time.monotonic()
         try:
             while not (record := experiment.read_record()).over:
                 # An attach follows the job.
@@ -341,7 +340,7 @@ def begin_sweep(base: LaunchArguments, terms: Terms, members: Sequence[Member] |
     about = About(terms.metric, terms.best, count)
     journal = journals.create_journal(base.where.experiments, str(options["name"]), about)
     say(f"{journal.name} is in {output.short_path(journal.path)}")
-    experiments.experiment_at(journal.path).lock()
+    Experiment(journal.path).lock()
     return lead(journal, base, terms, members)
 
 
@@ -366,7 +365,7 @@ def lead(
 
 def stop_sweep(where: Where, journal: Journal, grace: float | None) -> int:
     """Stop a sweep by the process that leads it; without one, stop the members that still run."""
-    experiment = experiments.experiment_at(journal.path)
+    experiment = Experiment(journal.path)
     if not experiment.followed:
         running = [one for one in experiments.list_experiments(where) if runs_in(journal, one)]
         return max((stop_job(where, str(one.path), grace=grace) for one in running), default=0)
@@ -401,7 +400,7 @@ def launch_of(
     engine = not (base.program or member.program or base.module)
     way = "hydra" if engine and terms.way == "args" else terms.way
     program, env = space.command_of(member.program or base.program, member.values, way)
-    launch = {"note": in_one_line(member.words)[:LONGEST_NOTE], **base.launch}
+    launch = {"note": in_one_line(member.words), **base.launch}
     if any(word.startswith("launch.note=") for word in base.overrides):
         del launch["note"]
     launch["name"] = f"{launch['name']}-{member.number}"

@@ -207,8 +207,7 @@ def has_bytes(fd: int) -> bool:
 
 
 def open_fifo(path: str) -> int:
-    with files.making_sockets():
-        os.mkfifo(path, 0o600)
+    os.mkfifo(path, 0o600)
     # Opened for reading and writing, so that open() does not block and a closing writer is no EOF.
     fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
     # The user's limit for pipe buffers may be reached; the default of 64 KiB works as well.
