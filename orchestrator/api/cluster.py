@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from orchestrator.api import head_process
 from orchestrator.api.job import CALLED, Job
-from orchestrator.common.errors import OrchestratorError, UsageError, did_you_mean, import_optional
+from orchestrator.common.errors import OrchestratorError, UsageError, did_you_mean
 from orchestrator.config.launch import Launch, LaunchArguments, Where, options_of, said_by_shell
 from orchestrator.head.background.process import INTERRUPT, Background
 from orchestrator.head.commands import launching
@@ -195,13 +195,12 @@ class Cluster:
 
         The connections are verified as those of every command here: a changed host key is refused.
         """
+        from fabric import ThreadingGroup
+
         from orchestrator.head.connect.ssh import SshTransport
         from orchestrator.head.connect.ssh_config import SshConfig
         from orchestrator.head.nodes.node_list import read_nodes
 
-        fabric = import_optional(
-            "fabric", "fabric", "Cluster.fabric() needs the package fabric, which"
-        )
         ssh = SshTransport(
             SshConfig(self._where.ssh_config),
             timeout=float(self._options.get("connect_timeout", Launch.connect_timeout)),
@@ -210,7 +209,7 @@ class Cluster:
         nodes = read_nodes(absolute(self._where.node_list))
         connections = [fabric_connection(ssh, ssh.config.of_node(node)) for node in nodes]
         # The connections are opened on first use.
-        return fabric.ThreadingGroup.from_connections(connections)
+        return ThreadingGroup.from_connections(connections)
 
     def _start(self, arguments: LaunchArguments, command: list[str]) -> Job:
         head = Background(launching.launch, arguments=arguments, command=command)

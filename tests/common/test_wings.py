@@ -1,15 +1,12 @@
-"""The core does without what its wings need, and a view says in one line what it lacks."""
+"""The core imports nothing of what its wings need."""
 
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import orchestrator
-from orchestrator.common import wings
-from orchestrator.common.errors import UsageError
 
 HOUSE = Path(orchestrator.__file__).parent
 OF_WINGS = ("jinja2", "textual", "starlette", "uvicorn", "torch")
@@ -54,18 +51,3 @@ def test_core_and_views_import_without_optional_packages(
     assert len(core) > 200 and len(views) > 20
     words = [sys.executable, "-c", IMPORT, *core, "views", *views]
     subprocess.run(words, env=without, check=True)
-
-
-def test_missing_textual_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing: Any = None
-    live = wings.import_view("top").live
-    for name in [name for name in sys.modules if name.startswith("orchestrator.views.top.screen")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "textual", None)
-    with pytest.raises(UsageError, match="`orchestrator top` needs textual"):
-        live(nothing, nothing, 1.0)
-
-
-def test_missing_module_of_package_is_raised() -> None:
-    with pytest.raises(ModuleNotFoundError):
-        wings.import_view("none")

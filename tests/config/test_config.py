@@ -78,6 +78,7 @@ env:
   LONG: "two\\nlines"
   é: 1
 nccl: {NCCL_DEBUG: INFO, NCCL_IB_DISABLE: 1}
+model: {target: "my:model", args: {since: 2024-01-01}}
 """
     with pytest.raises(UsageError, match="'é' cannot name a variable"):
         read(tmp_path, text)
@@ -88,6 +89,8 @@ nccl: {NCCL_DEBUG: INFO, NCCL_IB_DISABLE: 1}
         **{"QUOTED": "true", "LONG": "two\nlines"},
     }
     assert found.nccl.variables == {"NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "1"}
+    # The ranks get their config as JSON, which has no dates.
+    assert found.model.args == {"since": "2024-01-01"}
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -384,7 +383,7 @@ def report_passed_over(root: Path, taken: Experiment | None) -> None:
 def status_command(where: Where, wanted: str | None, *, watch: bool) -> int:
     job = find_job(where, wanted)
     running = job.record.state == "running"
-    if watch and not output.as_json() and running and find_spec("textual"):
+    if watch and not output.as_json() and running:
         top = import_view("top")
         if top.can_be_live():
             top.of_job(where, job)

@@ -12,7 +12,6 @@ from functools import partial
 from orchestrator.common import interrupt
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError, UsageError
 from orchestrator.common.text import plural
-from orchestrator.common.wings import explain_missing_package
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.machines.exec import OUTPUT_CLOSED
 from orchestrator.head.commands.stop import end_job
@@ -100,9 +99,8 @@ def to_text(sample: TopSample, terminal: Terminal) -> str:
 
 
 def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
-    with explain_missing_package("top"):
-        # Imported here, as textual takes 0.2 s.
-        from orchestrator.views.top.screen import Actions, Top
+    # Imported here, as textual takes 0.2 s.
+    from orchestrator.views.top.screen import Actions, Top
 
     actions = Actions(
         log=partial(open_log, where),

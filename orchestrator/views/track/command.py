@@ -15,7 +15,6 @@ from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, Usa
 from orchestrator.common.files import open_plain
 from orchestrator.common.hosts import in_url, is_loopback
 from orchestrator.common.text import plural
-from orchestrator.common.wings import explain_missing_package
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import one_of
 from orchestrator.head.screen.output import say
@@ -134,9 +133,10 @@ def parsed(options: Sequence[str], names: Sequence[str]) -> Mapping[str, dict[st
 def metrics(where: Where, host: str, port: int, token_file: Path | None) -> int:
     """Serve the state of all jobs to Prometheus until Ctrl-C."""
     token = token_of(host, token_file)
-    with explain_missing_package("track --serve"):
-        from orchestrator.views.serve import listen_on_port, serve_app
-        from orchestrator.views.track import exposition
+    # Imported here, as a tracker needs no server.
+    from orchestrator.views.serve import listen_on_port, serve_app
+    from orchestrator.views.track import exposition
+
     listening = listen_on_port(host, port)
     say(f"http://{in_url(host)}:{listening.getsockname()[1]}/metrics, until Ctrl-C")
     jobs = exposition.Exposition(where)
