@@ -165,7 +165,7 @@ def test_preview_matches_jobs_to_experiments_directory(
     (tmp_path / "lm").mkdir()
     lives = LIVES.replace(experiment=experiment.replace("HERE", str(tmp_path)))
     unknown = lives.replace(experiment="", left=(9,))
-    shown = stop.stopping.preview([lives, unknown], tmp_path)
+    shown = stop.stopping.preview_stop([lives, unknown], tmp_path)
     assert shown.count("lm-1: 3 processes on a") == 1
     assert ("1 of these not of" in shown) is elsewhere
 
@@ -190,7 +190,7 @@ def test_preview_lists_job_once_per_machine(
     # The patched ask_once answers for each node.
     nobody = cast(Transport, None)
     alive = stop.stopping.stop_everything(nobody, nodes, all_users=False, only_show=True)
-    assert stop.stopping.preview(alive, tmp_path).splitlines() == [
+    assert stop.stopping.preview_stop(alive, tmp_path).splitlines() == [
         "lm-1: 3 processes on 127.0.0.2",
         "1 job on 1 node",
     ]

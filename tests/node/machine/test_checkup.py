@@ -199,7 +199,7 @@ def test_load_counts_unseen_processes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with program(SPIN):
-        monkeypatch.setattr(checkup.processes, "everyone", dict)
+        monkeypatch.setattr(checkup.processes, "all_processes", dict)
         found = checkup.load_of_users(0.5)["load"]
     assert not found.users and found.unseen > 0.05 and found.cores == found.unseen
 
