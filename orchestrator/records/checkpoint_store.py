@@ -244,16 +244,15 @@ def resolve_checkpoints(text: str | None, root: Path = Path("experiments")) -> l
             ):
                 return checkpoints
         raise UsageError(f"no experiment in {shown_name(root)} has a checkpoint", ELSEWHERE)
-    tried = []
     plain = Path(expand_home(text))
-    for path in dict.fromkeys(((root / plain).absolute(), plain.absolute())):
+    places = dict.fromkeys(path.absolute() for path in (root / plain, plain))
+    tried = [path for place in places for path in (place, place / CHECKPOINTS)]
+    for path in tried:
         checkpoint = load_checkpoint(path)
-        if checkpoint.files or (STEP.fullmatch(path.name) and checkpoint.path.is_dir()):
+        if checkpoint.files or (STEP.fullmatch(path.name) and path.is_dir()):
             return [checkpoint]
-        for inner in (path / CHECKPOINTS, path):
-            if checkpoints := newest_first(list_checkpoints(inner)):
-                return checkpoints
-            tried.append(inner)
+        if checkpoints := newest_first(list_checkpoints(path)):
+            return checkpoints
     there = any(path.exists() for path in tried)
     hint = "" if there else did_you_mean(text, [candidate.name for candidate in known])
     raise UsageError(

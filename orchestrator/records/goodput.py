@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.protocol.message import Few, Nonsense, decode_value
+from orchestrator.protocol.message import Few, NodeTime, Nonsense, decode_value
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics.lines import GrowingFile
 from orchestrator.records.outcome import JobVerdict
@@ -51,14 +51,14 @@ class Span:
 
 @dataclass(frozen=True)
 class Account:
-    """The engine's last report of an attempt's times, by the clock of rank 0."""
+    """The engine's last report of an attempt's times."""
 
-    began: float
+    began: NodeTime
     # When training began, after the load.
-    trains: float | None
+    trains: NodeTime | None
     # The step that it resumed from.
     first: int
-    time: float
+    time: NodeTime
     step: int
     data: float
     checkpoints: float
@@ -74,7 +74,7 @@ def divide_time(spans: Sequence[Span], accounts: Mapping[int, Account]) -> dict[
         if account is None:
             found = _of_foreign(span)
         else:
-            found = _of_engine(span, by_the_heads_clock(account, span.clock), reached)
+            found = _of_engine(span, account, reached)
             reached = max(reached, account.step)
         if before is not None:
             found["start"] += max(0.0, span.started - before.ended)
@@ -82,11 +82,6 @@ def divide_time(spans: Sequence[Span], accounts: Mapping[int, Account]) -> dict[
             parts[name] += seconds
         before = span
     return parts
-
-
-def by_the_heads_clock(spoken: Account, ahead: float) -> Account:
-    trains = None if spoken.trains is None else spoken.trains - ahead
-    return replace(spoken, began=spoken.began - ahead, trains=trains, time=spoken.time - ahead)
 
 
 def cuts(span: Span, *moments: float | None) -> list[float]:
@@ -176,20 +171,25 @@ def failed_at(verdict: JobVerdict | None) -> float | None:
     return (verdict.time or None) if verdict else None
 
 
-def accounts_in(path: Path) -> dict[int, Account]:
-    """Return the engine's last report of each attempt. Invalid lines of the file are skipped."""
+def accounts_in(path: Path, spans: Sequence[Span] = ()) -> dict[int, Account]:
+    """Return the engine's last report of each attempt, by the head's clock if the spans have it.
+
+    Invalid lines of the file are skipped.
+    """
+    clocks = {str(span.number): span.clock for span in spans}
     lines = GrowingFile(path, having=b'"attempt":').lines()
     accounts = {}
-    for line in {str(line.get("attempt")): line for line in lines}.values():
+    for number, line in {str(line.get("attempt")): line for line in lines}.items():
         with contextlib.suppress(Nonsense):
-            account = decode_value(Account, line, newer=True)
+            account = decode_value(Account, line, newer=True, ahead=clocks.get(number, 0.0))
             accounts[account.attempt] = account
     return accounts
 
 
 def goodput_seconds(record: JobRecord, experiment: Path, now: float) -> dict[str, float]:
     """Return the seconds of each part, up to now or to the end of the job."""
-    parts = divide_time(spans_of(record, now), accounts_in(experiment / ACCOUNT))
+    spans = spans_of(record, now)
+    parts = divide_time(spans, accounts_in(experiment / ACCOUNT, spans))
     return {name: round(seconds, 3) for name, seconds in parts.items()}
 
 

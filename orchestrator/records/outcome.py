@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.protocol.events import UNSAVED
 from orchestrator.protocol.message import Message, Nonsense, decode_value, parse_object
 from orchestrator.protocol.requests.follow import PartReceipt
 
@@ -56,10 +55,6 @@ class SlowRank(Message):
     step: int | None = None
     text: str = ""
     time: float | None = None
-
-    @property
-    def holds_up(self) -> bool:
-        return self.cause != UNSAVED
 
 
 class Receipt(PartReceipt):

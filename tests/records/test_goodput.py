@@ -43,9 +43,6 @@ ONE = Account(began=110, trains=115, first=0, time=190, step=70, data=5, checkpo
           2: Account(began=210, trains=211, first=70, time=271, step=130, data=0, checkpoints=0)},
          parts(start=19, load=6, training=120, data=5, checkpoints=10, detection=2, stop=18,
                unknown=10)),
-        # The clock of rank 0's node is an hour behind.
-        ([Span(1, 3700, 3795, clock=-3600)], {1: ONE},
-         parts(start=10, load=5, training=60, data=5, checkpoints=10, stop=5)),
         # It goes on, and has told nothing for five seconds.
         ([Span(1, 100, 195, goes_on=True)], {1: ONE},
          parts(start=10, load=5, training=60, data=5, checkpoints=10, unknown=5)),
@@ -97,6 +94,9 @@ def test_only_whole_lines_count(tmp_path: Path) -> None:
     later = json.dumps({**vars(ONE), "step": 71, "attempt": 1}).encode()
     read = told_in(tmp_path / "x", line, later, b"[]", b'{"attempt": 2}', b"\xff", later[:30])
     assert {number: told.step for number, told in read.items()} == {1: 71}
+    # The clock of rank 0's node is an hour behind.
+    (told,) = goodput.accounts_in(tmp_path / "x", [Span(1, 0, 0, clock=-3600)]).values()
+    assert (told.began, told.trains, told.time) == (3710, 3715, 3790)
 
 
 def test_goodput_skips_lines_with_invalid_numbers(tmp_path: Path) -> None:

@@ -66,8 +66,8 @@ class GrowingFiles:
 
     def is_own(self, path: str) -> bool:
         """Return True for the metrics of a rank of this node."""
-        known = trainers.of_name(path)
-        return known is not None and known[1] in self.ranks
+        known = trainers.FILE.fullmatch(path)
+        return known is not None and int(known[1]) in self.ranks
 
     def finish(self, channel: NodeChannel, listing: OutputFiles, seconds: float) -> None:
         """Fetch all growth up to this listing of the job's outputs; block until it is here."""

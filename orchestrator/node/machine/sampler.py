@@ -68,10 +68,7 @@ class Sampler:
             self.describe({name: gpus.pop(name) for name in ONCE if name in gpus})
             sample["gpu"] = gpus
         self.write(sample)
-        notices = self.causes.judge({**sample, "gpus_unknown": self.gpus.problem})
-        for notice in notices:
-            self.write({"cause": notice.cause, "text": notice.text, "fix": notice.fix})
-        return notices
+        return self.causes.judge({**sample, "gpus_unknown": self.gpus.problem})
 
     def describe(self, gpus: dict[str, Any]) -> None:
         """Write the GPUs once, and again after their power limit was changed."""

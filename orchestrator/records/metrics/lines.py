@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -112,6 +114,17 @@ def last_lines(path: Path, most: int) -> Iterator[Line]:
         # The file may be removed, unreadable, or still on its node.
         return
     yield from filter(None, map(parse_line, reversed(raws)))
+
+
+def numbered_files(directory: Path, names: re.Pattern[str]) -> dict[int, dict[int, Path]]:
+    """Return the files by the two numbers in their names, in order; the second may be left out."""
+    found: dict[int, dict[int, Path]] = {}
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            match = names.fullmatch(entry.name)
+            if match and entry.is_file(follow_symlinks=False):
+                found.setdefault(int(match[1]), {})[int(match[2] or 1)] = Path(entry.path)
+    return {number: dict(sorted(found[number].items())) for number in sorted(found)}
 
 
 def parse_line(raw: bytes) -> Line | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from orchestrator.common.text import format_bytes, format_duration
+from orchestrator.protocol.events import UNSAVED
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics import trainers
 from orchestrator.records.metrics.trainers import Files, Point
@@ -107,7 +108,7 @@ def slowest_rank(ranks: Sequence[RankProgress]) -> str:
 def slow_causes(record: JobRecord) -> dict[int, str]:
     """Return the reported causes of slow ranks in the present attempt, by rank."""
     begin = record.attempts[-1].ended if record.attempts else 0.0
-    slow = (each for each in record.slow if each.holds_up)
+    slow = (each for each in record.slow if each.cause != UNSAVED)
     return {each.rank: each.cause for each in slow if (each.time or 0.0) >= begin}
 
 

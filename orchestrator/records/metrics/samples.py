@@ -1,7 +1,7 @@
 """Reads the files of the nodes' samplers: outputs/node_<NN>_metrics.jsonl, one for each attempt.
 
-A line has the time, the node, and either `about` (the machine), `cause` (an event, with `text` and
-`fix`), or a sample. The lines come from nodes, so a line with a wrong value is skipped.
+A line has the time, the node, and either `about` (the machine) or a sample. The lines come from
+nodes, so a line with a wrong value is skipped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from orchestrator.protocol.message import Check, Moment, Nonsense, decode_value
-from orchestrator.records.metrics.lines import GrowingFile, Line, last_lines
+from orchestrator.records.metrics.lines import GrowingFile, Line, last_lines, numbered_files
 
 FILE = re.compile(r"node_(\d{2,6})_metrics(?:_(\d{1,6}))?\.jsonl")
 T = TypeVar("T")
@@ -78,29 +78,12 @@ class AttemptMachine:
     gpus: Annotated[tuple[str, ...], FEW] = ()
 
 
-@dataclass(frozen=True)
-class MachineEvent:
-    """An event in the log of a machine."""
-
-    time: Moment
-    cause: str
-    text: str = ""
-
-
 # -- the files --------------------------------------------------------------------------------
 
 
 def list_sample_files(outputs: Path) -> dict[int, list[Path]]:
     """Return the files of each node, in the order of attempts."""
-    found: dict[int, dict[int, Path]] = {}
-    try:
-        paths = list(outputs.iterdir())
-    except OSError:
-        return {}
-    for path in paths:
-        if match := FILE.fullmatch(path.name):
-            found.setdefault(int(match[1]), {})[int(match[2] or 1)] = path
-    return {node: [parts[key] for key in sorted(parts)] for node, parts in sorted(found.items())}
+    return {node: [*parts.values()] for node, parts in numbered_files(outputs, FILE).items()}
 
 
 def newest_sample_file(outputs: Path, node: int) -> Path | None:
@@ -121,20 +104,6 @@ def read_last_samples(path: Path, most: int = 1) -> list[Sample]:
     return list(itertools.islice(known, most))[::-1]
 
 
-class Events:
-    """Reads the events of one machine in one attempt, each line once."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = GrowingFile(path, having=b'"cause":')
-        # A dict keeps each event once, even if the file starts again.
-        self.known: dict[MachineEvent, None] = {}
-
-    def read(self) -> list[MachineEvent]:
-        events = (decoded(MachineEvent, line) for line in self.file.lines())
-        self.known.update((event, None) for event in events if event is not None)
-        return list(self.known)
-
-
 # -- lines ------------------------------------------------------------------------------------
 
 
@@ -148,4 +117,4 @@ def decoded(kind: type[T], data: Any) -> T | None:
 def sample_of(line: Line) -> Sample | None:
     """Return the sample in a line, or None if it has something else."""
     known = {NAMES.get(name, name): value for name, value in line.items()}
-    return None if {"about", "cause"} & line.keys() else decoded(Sample, known)
+    return None if "about" in line else decoded(Sample, known)

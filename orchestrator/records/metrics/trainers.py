@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.records.metrics.lines import finite_number, last_lines
+from orchestrator.records.metrics.lines import finite_number, last_lines, numbered_files
 
-FILE = re.compile(r"rank_([0-9]{2,9})_metrics(?:_([0-9]{1,4}))?\.jsonl")
+# The rank, and the number of a Trainer from the second on, as file_name() writes them.
+FILE = re.compile(
+    r"rank_([0-9]{2}|[1-9][0-9]{2,8})_metrics(?:_([2-9]|[1-9][0-9]{1,3}))?\.jsonl", re.ASCII
+)
 # The end of a file, which is searched for its last values.
 END_BYTES = 1 << 16
 END_LINES = 16
@@ -102,32 +104,18 @@ def file_name(rank: int, trainer: int = 1) -> str:
     return f"rank_{rank:02d}_metrics{f'_{trainer}' if trainer > 1 else ''}.jsonl"
 
 
-def of_name(name: str) -> tuple[int, int] | None:
-    """Return the Trainer and rank in a file's name, or None for another file."""
-    match = FILE.fullmatch(name)
-    if match is None:
-        return None
-    trainer, rank = int(match[2] or 1), int(match[1])
-    return (trainer, rank) if name == file_name(rank, trainer) else None
-
-
 def printed_metrics_directory(outputs: Path) -> Path:
     """Return the directory of the metrics that are read from ranks' output."""
     return outputs.parent / "printed"
 
 
 def list_metrics_files(outputs: Path) -> dict[int, Files]:
-    """Return the files of all Trainers in order. Symbolic links are skipped."""
+    """Return the files of all Trainers in order."""
     found: dict[int, Files] = {}
-    try:
-        with os.scandir(outputs) as entries:
-            for entry in entries:
-                known = of_name(entry.name)
-                if known is not None and entry.is_file(follow_symlinks=False):
-                    found.setdefault(known[0], {})[known[1]] = Path(entry.path)
-    except OSError:
-        return {}
-    return {trainer: dict(sorted(found[trainer].items())) for trainer in sorted(found)}
+    for rank, paths in numbered_files(outputs, FILE).items():
+        for trainer, path in paths.items():
+            found.setdefault(trainer, {})[rank] = path
+    return dict(sorted(found.items()))
 
 
 def newest_metrics_files(outputs: Path) -> Files:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -20,16 +19,13 @@ from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import curves, samples, trainers
 from orchestrator.records.metrics.curves import Curve, CurveSums
 from orchestrator.records.metrics.lines import sampled_lines
-from orchestrator.records.metrics.samples import Events, Sample
+from orchestrator.records.metrics.samples import Sample
 from orchestrator.records.outcome import JobVerdict
 
 # The last lines of each node's log.
 LINES = 40
 LONGEST_LINE_CHARACTERS = 2000
 LARGEST_CONFIG_CHARACTERS = 1 << 20
-MOST_MOMENTS = 200
-# The limit of cached files of events, one for each node and attempt.
-MOST_FILES = 4096
 MACHINE_COLUMNS = 200
 # In place of a node: the samples of all nodes together.
 ALL_NODES = -1
@@ -197,18 +193,8 @@ def moments(
         for each in record.slow
         if each.step is not None or each.time is not None
     ]
-    # There may be hundreds of these; they never displace a failure or the end.
-    many = sorted([*saves(experiment, record), *incidents(experiment, record)], key=in_order)
-    room = max(0, MOST_MOMENTS - len(found))
-    found += many[:room]
-    if len(many) > room:
-        what = f"{len(many) - room} more checkpoints and notices of machines are left out here"
-        found.append(Moment(0.0, what))
-    return sorted(found, key=in_order)
-
-
-def in_order(moment: Moment) -> float:
-    return moment.time or math.inf
+    found += saves(experiment, record)
+    return sorted(found, key=lambda moment: moment.time or math.inf)
 
 
 def saves(experiment: Experiment, record: JobRecord) -> Iterator[Moment]:
@@ -220,30 +206,6 @@ def saves(experiment: Experiment, record: JobRecord) -> Iterator[Moment]:
             what = f"checkpoint of step {checkpoint.step}, {format_bytes(checkpoint.size)}"
             when = goodput.head_time(record, checkpoint.created)
             yield Moment(when, what, checkpoint.step)
-
-
-def incidents(experiment: Experiment, record: JobRecord) -> list[Moment]:
-    """List the nodes' incidents from the log: throttling, a full disk, swapping."""
-    names = {node.index: f"node {node.index} ({node.name})" for node in record.nodes}
-    return [
-        Moment(
-            goodput.head_time(record, event.time, node),
-            f"{names.get(node, f'node {node}')}: {event.text}",
-            bad=True,
-        )
-        for node, paths in samples.list_sample_files(experiment.path / "outputs").items()
-        for path in paths
-        for event in events_of(path).read()
-    ]
-
-
-@functools.lru_cache(MOST_FILES)
-def events_of(path: Path) -> Events:
-    """Return the cached reader of a node's file, which continues where it stopped.
-
-    An open page reads every few seconds, and within a week such a file has 70 MB.
-    """
-    return Events(path)
 
 
 def placed(moment: Moment, when: Curve, record: JobRecord) -> Moment:

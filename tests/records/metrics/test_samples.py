@@ -3,10 +3,7 @@
 import json
 from pathlib import Path
 
-import pytest
-
-from orchestrator.records.metrics import lines, samples
-from orchestrator.records.metrics.samples import Events
+from orchestrator.records.metrics import samples
 
 ABOUT = {"time": 1.0, "about": {"host": "gpu1", "cpus": 8, "memory_bytes": 100, "gpus": ["H100"]}}
 LINE = {
@@ -24,16 +21,13 @@ NONSENSE = [
 
 def test_last_skips_invalid_samples(tmp_path: Path) -> None:
     path = tmp_path / "node_00_metrics.jsonl"
-    written = [
-        json.dumps(line) for line in (ABOUT, {"time": 2.0, **LINE}, {"time": 3, "cause": "x"})
-    ]
+    written = [json.dumps(line) for line in (ABOUT, {"time": 2.0, **LINE})]
     path.write_text("\n".join([*written, *NONSENSE, '{"time": 4, "cp']))
     (first,) = samples.read_last_samples(path, 9)
     assert (first.cpu, first.memory, first.received, first.sent) == (0.5, 50, 101, 202)
     assert first.gpu("use") == 0.75 and first.gpu("watts") == 200 and first.gpu("none") is None
     machine = samples.read_machine(path)
     assert (machine.host, machine.gpus) == ("gpu1", ("H100",))
-    assert [event.cause for event in Events(path).read()] == ["x"]
     assert samples.read_machine(tmp_path / "none") == samples.AttemptMachine()
 
 
@@ -46,25 +40,6 @@ def test_every_orders_files_by_attempt(tmp_path: Path) -> None:
     assert list(found) == [0, 1]
     assert samples.newest_sample_file(tmp_path, 0) == found[0][-1]
     assert samples.newest_sample_file(tmp_path, 7) is None
-
-
-def test_events_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that is open asks for them every few seconds, and the file has megabytes."""
-    path = tmp_path / "node_00_metrics.jsonl"
-    sample = json.dumps({"time": 3, **LINE}) + "\n"
-    path.write_text('{"time": 1, "cause": "x"}\n{"time": "now", "cause": "y"}\n' + sample * 99)
-    read: list[bytes] = []
-    parsed = lines.parse_line
-    monkeypatch.setattr(lines, "parse_line", lambda raw: (read.append(raw), parsed(raw))[1])
-    events = Events(path)
-    assert [each.cause for each in events.read()] == ["x"]
-    assert len(read) == 2, "a sample is none"
-    with path.open("a") as file:
-        file.write(sample + '{"time": 4, "cause": "z", "text": "it is hot"}\n')
-    assert [(each.cause, each.text) for each in events.read()] == [("x", ""), ("z", "it is hot")]
-    assert len(events.read()) == 2 and len(read) == 3
-    path.write_text('{"time": 1, "cause": "x"}\n')
-    assert len(events.read()) == 2, "what was told stays, each once"
 
 
 def test_last_returns_whole_lines(tmp_path: Path) -> None:

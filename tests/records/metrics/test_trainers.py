@@ -33,13 +33,14 @@ def test_measured_groups_files_by_trainer_and_rank(tmp_path: Path) -> None:
         *("rank_\u0660\u0660_metrics.jsonl", "rank_00_metrics_a.jsonl", ".rank_00_metrics.jsonl"),
     ],
 )
-def test_of_name_refuses_other_names(name: str) -> None:
-    assert trainers.of_name(name) is None
+def test_other_names_are_no_metrics(name: str) -> None:
+    assert trainers.FILE.fullmatch(name) is None
 
 
 @pytest.mark.parametrize("pair", [(1, 0), (2, 0), (17, 123)])
-def test_of_name_inverts_file_name(pair: tuple[int, int]) -> None:
-    assert trainers.of_name(trainers.file_name(pair[1], pair[0])) == pair
+def test_file_names_have_rank_and_trainer(pair: tuple[int, int]) -> None:
+    known = trainers.FILE.fullmatch(trainers.file_name(pair[1], pair[0]))
+    assert known and (int(known[2] or 1), int(known[1])) == pair
 
 
 def test_newest_is_last_trainer_with_metrics(tmp_path: Path) -> None:

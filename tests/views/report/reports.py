@@ -77,8 +77,6 @@ def sample_machines(made: Experiment, *, nodes: int = 2, samples: int = 12) -> N
                     "gpu": {"use": [0.9, 0.5 if hot else 0.9], "celsius": [60, 91 if hot else 61]},
                 }
             )  # fmt: skip
-            if hot and at == samples // 2:
-                lines.append({"cause": "gpu_too_hot", "text": "GPU 1 (91 C): slowed down, too hot"})
         text = [
             json.dumps({"time": STARTED + 2 + 5 * i, "node": node, **each}) + "\n"
             for i, each in enumerate(lines)

@@ -17,7 +17,7 @@ def test_job_without_metrics_has_machine_curves(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=0)
     sample_machines(made)
     parts = parts_of(made)
-    for words in ("Machines", "GPUs: use", "Network: received", "GPU 1 (91 C): slowed down"):
+    for words in ("Machines", "GPUs: use", "Network: received"):
         assert words in parts.words, words
     assert "nothing to draw" not in parts.words and "Swap" not in parts.words
     known = drawn(parts)["charts"]
@@ -27,7 +27,6 @@ def test_job_without_metrics_has_machine_curves(tmp_path: Path) -> None:
     assert (use[0]["means"][-1], use[1]["means"][-1]) == (0.9, 0.7)
     # These are seconds since the start.
     assert use[0]["steps"][:2] == [7, 12]
-    assert 42 in [mark.get("seconds") for mark in drawn(parts)["marks"] if mark.get("bad")]
 
 
 def test_many_nodes_are_drawn_as_range(tmp_path: Path) -> None:
@@ -35,7 +34,7 @@ def test_many_nodes_are_drawn_as_range(tmp_path: Path) -> None:
     sample_machines(made, nodes=20)
     (line,) = charts.of_machines([run_data.read_run_data(made)])[0].lines
     assert line.name == "mean of 20 nodes"
-    assert (line.curve.lows[-2], line.curve.highs[-2]) == (0.7, 0.9)
+    assert (line.curve.lows[-1], line.curve.highs[-1]) == (0.7, 0.9)
 
 
 def test_long_stream_is_sampled(tmp_path: Path) -> None:
@@ -66,24 +65,6 @@ def test_step_events_are_placed_in_time(tmp_path: Path) -> None:
     assert ("rank 2 is slow", STARTED + 20) in found
     assert ("the head finds it slow", STARTED + 12.5) in found
     assert "at an unknown time" not in dict(found)
-
-
-def test_cause_is_shown_despite_many_machine_events(tmp_path: Path) -> None:
-    cause = {
-        **{"node": 1, "node_name": "beta", "rank": 3, "time": STARTED + 59, "kind": "exception"},
-        **{"message": "ValueError: 3", "traceback": "", "where": "", "title": "an exception"},
-        **{"fix": "", "same": [], "also": [], "others": 0},
-    }
-    made = experiment(tmp_path / "x", slow=-1, state="failed", exit_code=1, verdict=cause)
-    for node in range(64):
-        lines = ({"time": STARTED + 2, "cause": f"c{i}", "text": f"trouble {i}"} for i in range(4))
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        (made.path / f"outputs/node_{node:02d}_metrics.jsonl").write_text(text)
-    told = [moment.what for moment in run_data.read_run_data(made).moments]
-    assert len(told) == run_data.MOST_MOMENTS + 1
-    left_out = "63 more checkpoints and notices of machines are left out here"
-    for what in ("launched", "an exception", "failed", left_out):
-        assert what in told
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 86400.0 * 30, 0.0])
@@ -122,12 +103,9 @@ def test_wrong_node_clock_is_corrected(tmp_path: Path, ahead: float) -> None:
             {"time": at, "about": {"host": host}},
             {"time": at + 2, "cpu": 0.5, "net": {}},
             {"time": at + 7, "cpu": 0.5, "net": {}},
-            {"time": at + 7, "cause": "x", "text": f"trouble of {host}"},
         ]
         text = "".join(json.dumps(line) + "\n" for line in lines)
         (made.path / f"outputs/{name}.jsonl").write_text(text)
     known = run_data.read_machines(made.path / "outputs", made.read_record())
     assert [known[node]["cpu"].steps for node in (0, 1)] == [[2, 7], [2, 7, 22, 27]]
     assert {*known[0]["cpu"].means, *known[1]["cpu"].means} == {0.5}
-    told = {moment.what: moment.time - STARTED for moment in run_data.read_run_data(made).moments}
-    assert [at for what, at in told.items() if "trouble of" in what] == [7, 7, 27]
