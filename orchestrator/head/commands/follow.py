@@ -214,7 +214,7 @@ def show_words(experiment: Experiment, record: JobRecord, cause: Cause, taken: i
     tree = manifest.working_tree(experiment)
     prefix = f"node{node.index} | " if rank is None else f"node{node.index} rank{rank} | "
     (log,) = log_files(experiment, [node])
-    lines = cause.traceback.splitlines() or last_words(log, rank)
+    lines = cause.traceback.splitlines() or last_words(log, rank) or ["(nothing was printed)"]
     width = output.terminal_of().width
     most = (width - len(prefix)) if width else verdict.LONGEST_LINE
     for line in verdict.excerpt_of(lines, max(FEWEST_LINES, PAGE_ROWS - taken)):

@@ -15,9 +15,11 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import ask_once
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.streams.follower import NodeFollower
+from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.follow.streams.updates import Failed, NodeUpdate, Over
 from orchestrator.head.schedulers.backend import SshBackend
 from orchestrator.head.screen import failures, output
+from orchestrator.head.screen.log_reader import tail_lines
 from orchestrator.head.start.job import make_screen
 from orchestrator.head.status import status
 from orchestrator.head.status.status import find_job
@@ -44,6 +46,12 @@ def show_logs(
     while screen.pump() or not (over or screen.broken):
         over = over or fetcher.over(wait=0.2)
     screen.close()
+    if not any(
+        tail_lines(log, 1, view.rank)
+        for log in log_files(job.experiment, record.nodes)
+        if view.node in (None, log.node)
+    ):
+        output.complain("nothing was printed")
     fetcher.end()
     return EXIT_DONE
 

@@ -206,4 +206,7 @@ class FollowedJob:
         if error is not None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             warn_user(f"{self.experiment.path} cannot be written: {error.strerror}")
         else:
-            warn_user(f"no space left for {self.experiment.path}: the logs wait on the nodes")
+            warn_user(
+                f"no space left for {self.experiment.path}: the logs wait on the nodes, and come as"
+                " soon as some is free"
+            )

@@ -104,9 +104,10 @@ class Failure(Cause):
 def of_rank(node: int, name: str, event: RankEnded, exit_text: str = "") -> Failure:
     """Return the failure of a rank; `exit_text` is the argument that it gave to sys.exit."""
     code, error = event.code, event.error
-    begun = Failure(node, name, event.rank, event.time, "exit", "")
+    where = f"{error.file}:{error.line} in {error.function}" if error and error.file else ""
+    begun = Failure(node, name, event.rank, event.time, "exit", "", where=where)
     # An exception that a forked child of the rank left does not explain a signal to the rank.
-    if error and (code >= 0 or error.pid == event.pid):
+    if error and error.type != "SystemExit" and (code >= 0 or error.pid == event.pid):
         failure = _of_exception(begun, event, error)
     elif code < 0:
         failure = _of_signal(begun, event, -code)
@@ -131,7 +132,7 @@ def _with_the_drivers_words(failure: Failure, driver: Sequence[str]) -> Failure:
 def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure:
     text, trace = error.message, error.traceback
     message = described(error.type, text, trace)
-    where = f"{error.file}:{error.line} in {error.function}" if error.file else ""
+    where = begun.where
     evidence = "\n".join([message, *last_lines(trace)])
     if error.type in ("SyntaxError", "IndentationError", "TabError"):
         where = users_line(trace) or where
@@ -163,9 +164,11 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
 
 
 def _blamed_on_gpu(failure: Failure, xid: Xid, who: str) -> Failure:
-    comment = f"# before {failure.node_name} in the node list keeps jobs off"
-    fix = f"{comment}; {failure_kinds.fix_of('gpu_fault')}"
     message = f"{xid}; {who}: {first_line(failure.message)}"
+    fix = (
+        f"# before {failure.node_name} in the node list keeps jobs off;"
+        f" {failure_kinds.fix_of('gpu_fault')}"
+    )
     return replace(failure, kind="gpu_fault", message=message, fix=fix)
 
 
@@ -223,11 +226,15 @@ def _of_exit(begun: Failure, event: RankEnded, exit_text: str) -> Failure:
     trace = TRACEBACK + output.rpartition(TRACEBACK)[2] if TRACEBACK in output else ""
     last = last_lines(trace) or NO_THREAD.findall(output)
     if not last:
-        return replace(begun, message=message)
+        return replace(
+            begun,
+            message=message,
+            fix="the program ends itself there, with sys.exit" * bool(begun.where),
+        )
     message += f", after {last[0]}"
     kind = failure_kinds.of_text(last[0]) or failure_kinds.of_trace(trace) or "exit"
     failure = replace(begun, kind=kind, message=message, evidence=last[0])
-    return replace(failure, traceback=trace, where=users_line(trace))
+    return replace(failure, traceback=trace, where=users_line(trace) or begun.where)
 
 
 def of_torchrun(node: int, name: str, event: Ended) -> Failure:
@@ -482,7 +489,7 @@ def left_out(count: int) -> str:
 
 
 def in_words(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    shown = ", ".join([*map(str, ranks[:8]), *["..."] * (len(ranks) > 8)])
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 

@@ -82,6 +82,12 @@ def test_of_rank_reads_users_line_and_time() -> None:
     assert failure.where == "/w/train.py:12 in step"
     assert failure.time == pytest.approx(1000.0 - 1800.0 - 0.5)
     assert failure.traceback.startswith("Traceback")
+    left = of_rank(0, "a", {**ended(1, error("1", type="SystemExit")), "words": "1"}, 1000.0)
+    assert (left.kind, left.message) == (
+        "exit",
+        "ended with exit code 1",
+    ) and "sys.exit" in left.fix
+    assert left.where == "/w/train.py:12 in step"
 
 
 def test_of_rank_strips_terminal_colours() -> None:

@@ -208,11 +208,12 @@ def test_failed_rank_ends_all_ranks(
     assert ended["time"] - first["time"] < HURRY_SECONDS + PROMPT
     assert (ended["why"], ended["left"]) == ("rank 1 failed", [])
     assert job.living() == []
-    if how == "raise":
+    raised = {"raise": ("ValueError", "of rank 1", 13), "exit": ("SystemExit", "3", 8)}
+    if how in raised:
         error = first["error"]
-        assert (error["type"], error["message"]) == ("ValueError", "of rank 1")
-        assert (error["file"], error["line"]) == (str(tmp_path / "program.py"), 13)
-        assert job.output["1"].endswith("ValueError: of rank 1\n")
+        assert (error["type"], error["message"], error["line"]) == raised[how]
+        assert error["file"] == str(tmp_path / "program.py")
+        assert job.output["1"].endswith("ValueError: of rank 1\n" * (how == "raise"))
     else:
         assert "error" not in first
 

@@ -156,7 +156,8 @@ class LocalRanks:
         if rank.leaving:
             asked, code = "", report.code
             report = report.replace(code=rank.leaving if code in ENDED_BY_US else code)
-        says_all = error and report.code >= 0 and GPU_ASSERTS not in error.message
+        explains = error and error.type != "SystemExit" and GPU_ASSERTS not in error.message
+        says_all = explains and report.code >= 0
         last_output = "" if says_all else last_words(self.outputs.log.last.get(stream, b""))
         if error and error.time < self.end.since:
             # The rank failed before the end was requested; its teardown took longer.

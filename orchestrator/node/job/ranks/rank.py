@@ -156,6 +156,8 @@ class Rank:
             self.run_target()
         except SystemExit as leaving:
             code = self.exit_code(leaving)
+            if code:
+                self.store(leaving, users_frames(leaving.__traceback__))
         # The program may raise anything.
         except BaseException as error:  # noqa: BLE001
             self.record(error)
@@ -240,19 +242,22 @@ class Rank:
         """Print the traceback without frames of this package, and store it for the supervisor."""
         first = users_frames(error.__traceback__)
         error.__traceback__ = first
-        text = "".join(traceback.format_exception(type(error), error, first))
         sys.stdout.flush()
         sys.last_type, sys.last_value, sys.last_traceback = type(error), error, first
         # The program may have set its own hook.
         sys.excepthook(type(error), error, first)
         sys.stderr.flush()
+        self.store(error, first)
+
+    def store(self, error: BaseException, first: TracebackType | None) -> None:
+        """Store an exception for the supervisor, with the place that raised it."""
         here = users_line(traceback.extract_tb(first))
         hide = self.hiding()
-        # The exception's own __str__ may raise.
-        description = str(traceback.TracebackException(type(error), error, None))
+        text = "".join(traceback.format_exception(type(error), error, first))
         record = {
             "type": type(error).__name__,
-            "message": hide(description)[:20000],
+            # The exception's own __str__ may raise.
+            "message": hide(str(traceback.TracebackException(type(error), error, None)))[:20000],
             "traceback": hide(text)[-60000:],
             "time": time.time(),
             "pid": os.getpid(),
@@ -399,14 +404,15 @@ def of_slurm(environ: Mapping[str, str], spec: Mapping[str, Any]) -> dict[str, s
     job = str(1 + zlib.crc32((attempt["first_job"] if attempt else spec["job"]).encode()) % 10**7)
     per_node, size, nodes = environ["LOCAL_WORLD_SIZE"], environ["WORLD_SIZE"], str(spec["nnodes"])
     cores = max(1, len(os.sched_getaffinity(0)) // int(per_node))
-    rank = {"PROCID": environ["RANK"], "LOCALID": environ["LOCAL_RANK"], "NODEID": str(node)}
-    sizes = {"NTASKS": size, "NPROCS": size, "NNODES": nodes, "JOB_NUM_NODES": nodes}
-    names = {"JOB_ID": job, "JOBID": job, "JOB_NAME": spec["experiment"]}
-    places = {"NODELIST": ",".join(hosts), "JOB_NODELIST": ",".join(hosts)}
-    shares = {"CPUS_PER_TASK": str(cores), "GPUS_ON_NODE": per_node}
+    found = {
+        **{"PROCID": environ["RANK"], "LOCALID": environ["LOCAL_RANK"], "NODEID": str(node)},
+        **{"NTASKS": size, "NPROCS": size, "NNODES": nodes, "JOB_NUM_NODES": nodes},
+        **{"JOB_ID": job, "JOBID": job, "JOB_NAME": spec["experiment"]},
+        **{"NODELIST": ",".join(hosts), "JOB_NODELIST": ",".join(hosts)},
+        **{"CPUS_PER_TASK": str(cores), "GPUS_ON_NODE": per_node},
+    }
     if int(size) == int(per_node) * spec["nnodes"]:
-        shares["NTASKS_PER_NODE"] = per_node
-    found = {**rank, **sizes, **names, **places, **shares}
+        found["NTASKS_PER_NODE"] = per_node
     return {f"SLURM_{name}": value for name, value in found.items()}
 
 
