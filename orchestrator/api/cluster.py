@@ -73,7 +73,8 @@ class Cluster:
     ssh_config: an ssh_config to use in place of yours, or $ORCHESTRATOR_SSH_CONFIG.
     experiments: the directory that holds all experiments.
 
-    The other arguments are options of every job; those of launch() win over them:
+    The other arguments are options of every job, each of which help(Cluster) describes. Those of
+    launch() win over them.
 
     """
 

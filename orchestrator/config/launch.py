@@ -115,7 +115,7 @@ class Launch(Section):
 
     name: str = option(
         "multinode",
-        "Name the experiment's directory: experiments/NAME_<date>_<time>.",
+        "Name the experiment's directory: experiments/NAME_DATE_TIME.",
         COMMON,
         shown="the script's name; multinode for the built-in engine, verify for a verify run",
         metavar="NAME",

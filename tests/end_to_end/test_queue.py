@@ -77,7 +77,7 @@ def test_queue_grants_hosts_in_order(line: Line) -> None:
     assert "has no GPU, and 2 are wanted" in none.text
 
     second = line.launch("second", "--queue")
-    second.wait_for(r"in the queue: .* 0 of 1 free; .*first_.* has the rest")
+    second.wait_for(r"in the queue: .* 0 of 1 free; .*first_.* has them")
     third = line.launch("third", "--queue")
     third.wait_for("in the queue")
     jobs = line.until(lambda jobs: len(jobs) == 3)

@@ -59,9 +59,9 @@ def state_of(checkpoint: Checkpoint) -> Cell:
 CHECKPOINTS: Table[Checkpoint] = Table(
     (
         Column("step", lambda one: str(one.step), right=True),
-        Column("when", lambda one: when(one) if one.files else "-"),
+        Column("when", lambda one: when(one) if one.files else "-", drop=1),
         Column("size", lambda one: text.format_bytes(one.size) if one.files else "-", right=True),
-        Column("world", lambda one: str(one.world) if one.files else "-", right=True),
+        Column("world", lambda one: str(one.world) if one.files else "-", right=True, drop=2),
         Column("state", state_of),
     )
 )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from orchestrator.common.errors import EXIT_DONE
 from orchestrator.common.text import format_duration, plural
 from orchestrator.config.launch import Where
+from orchestrator.head.commands.sweep import journal
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen.output import Cell, Column, Table, Terminal
 from orchestrator.head.status import row, status
@@ -19,7 +21,6 @@ from orchestrator.records.experiment import Experiment, JobRecord
 
 # Without --all, only this many jobs are listed.
 USUALLY = 20
-COMMAND_CHARACTERS, NOTE_CHARACTERS, CAUSE_CHARACTERS = 40, 60, 120
 
 
 def state_of(row: Row) -> Cell:
@@ -48,21 +49,24 @@ def age_of(row: Row) -> str:
     return format_duration(max(1, round(time.time() - row.started))) if row.started else "-"
 
 
-def note_of(row: Row) -> str:
-    words = (" ".join(row.tags), row.note[:NOTE_CHARACTERS], row.cause[:CAUSE_CHARACTERS])
-    return "; ".join(filter(None, words))
-
-
 COLUMNS: tuple[Column[Row], ...] = (
-    Column("JOB", lambda row: row.name),
+    Column("JOB", lambda row: row.name, least=20),
     Column("STATE", state_of),
-    Column("STEP", step_of, right=True),
-    Column("LOSS", loss_of, right=True),
-    Column("LEFT", left_of, right=True),
-    Column("NODES", lambda row: str(row.nodes), right=True),
-    Column("AGE", age_of, right=True),
-    Column("COMMAND", lambda row: row.command[:COMMAND_CHARACTERS] or "-", drop=2),
-    Column("NOTE", lambda row: (note_of(row), styles.DIM), drop=1),
+    Column("STEP", step_of, right=True, drop=1),
+    Column("LOSS", loss_of, right=True, drop=2),
+    Column("LEFT", left_of, right=True, drop=4),
+    Column("NODES", lambda row: str(row.nodes), right=True, drop=7),
+    Column("AGE", age_of, right=True, drop=6),
+    Column("COMMAND", lambda row: row.command or "-", drop=3, least=16),
+    Column(
+        "NOTE",
+        lambda row: (
+            "; ".join(filter(None, (" ".join(row.tags), row.note, row.cause))),
+            styles.DIM,
+        ),
+        drop=5,
+        least=16,
+    ),
 )
 
 
@@ -87,13 +91,28 @@ def list_jobs(where: Where, *, running: bool, every: bool, tags: Sequence[str] =
             what = "no job runs" if running else "there is no job"
             what += f" tagged {' and '.join(tags)}" if tags else ""
             return f"{what} in {output.short_path(where.experiments.absolute())}"
-        lines = [Table(COLUMNS).fitted(rows, terminal.width).text(rows, terminal)]
+        columns = (*COLUMNS[:4], *columns_of_sweep(rows, where), *COLUMNS[4:])
+        lines = [Table(columns).text(rows, terminal)]
         if more:
             lines.append(f"and {plural(more, 'older job')}: orchestrator ls --all")
         return "\n".join(lines)
 
     output.print_result([encode_value(row) for row in rows], words)
     return EXIT_DONE
+
+
+def columns_of_sweep(rows: Sequence[Row], where: Where) -> list[Column[Row]]:
+    """Return a column for each value that varies, if all rows are members of one sweep."""
+    tags = set.intersection(*(set(row.tags) for row in rows))
+    sweeps = filter(None, (journal.known_as(where.experiments, tag) for tag in tags))
+    members = {str(state.member): state.values for sweep in sweeps for state in sweep.read()}
+    names = dict.fromkeys(name for values in members.values() for name in values)
+    return [Column(name, partial(value_of, members, name), drop=2, least=8) for name in names]
+
+
+def value_of(members: Mapping[str, Mapping[str, str]], name: str, row: Row) -> str:
+    """Return a value of a member, whose experiment is NAME-NUMBER_DATE_TIME."""
+    return members.get(row.name.rsplit("_", 2)[0].rpartition("-")[2], {}).get(name, "-")
 
 
 def tags_of(experiment: Experiment) -> Sequence[str]:

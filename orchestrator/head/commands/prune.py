@@ -147,8 +147,7 @@ def clock(entry: PruneEntry) -> str:
 def conclude(going: Sequence[Removable], removal: Removal) -> None:
     """Print the outcome."""
     for one in going:
-        if one.action in (KEPT, FAILED):
-            word = "kept" if one.action == KEPT else "NOT REMOVED"
+        if word := {KEPT: "kept", FAILED: "NOT REMOVED"}.get(one.action):
             write_out(f"{word}: {shown_name(one.name)}: {one.reason}")
     gone = sum(isinstance(one, PruneEntry) and one.action == REMOVED for one in going)
     summary = f"removed {plural(gone, 'experiment')}, {format_bytes(freed(going))} freed"
@@ -172,8 +171,12 @@ def to_json(
     """Return all that is known of the experiments, and what became of each."""
 
     def of(one: Removable) -> dict[str, object]:
-        size, reason = one.size or None, one.reason or None
-        return {"name": one.name, "size": size, "action": one.action, "reason": reason}
+        return {
+            "name": one.name,
+            "size": one.size or None,
+            "action": one.action,
+            "reason": one.reason or None,
+        }
 
     return {
         "directory": str(removal.directory),

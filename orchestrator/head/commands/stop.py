@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.common import logs
@@ -17,7 +16,7 @@ from orchestrator.head.screen import output
 from orchestrator.head.status import status
 from orchestrator.head.status.status import find_job, without_record
 from orchestrator.protocol.message import encode_value
-from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import JobRecord, NodeRecord
 from orchestrator.records.outcome import Receipt
 
 
@@ -67,15 +66,10 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> StopResult
         # The head was starting the next attempt; no later one can start.
         record = now
         receipts = stopping.stop_job(job.transport, record, record.nodes, grace)
-    note_in(job.experiment, receipts)
-    return StopResult(record, *stopping.conclude_stop(job.experiment, receipts))
-
-
-def note_in(experiment: Experiment, receipts: Sequence[Receipt]) -> None:
-    """Append the receipt of each node to a job's head.log."""
     for receipt in receipts:
         words = receipt.error or stopping.describe_receipt(receipt)
-        logs.append_line(experiment.head_log, __name__, "%s: %s", receipt.node, words)
+        logs.append_line(job.experiment.head_log, __name__, "%s: %s", receipt.node, words)
+    return StopResult(record, *stopping.conclude_stop(job.experiment, receipts))
 
 
 def stop_job(where: Where, wanted: str | None, *, grace: float | None) -> int:
@@ -118,11 +112,9 @@ def emergency_stop(
         if any(receipt.left for receipt in alive) and not output.user_agrees("end all of these?"):
             output.complain("nothing was ended")
             return EXIT_FAILED
-    receipts = everywhere(only_show=False)
-    return show_receipts(receipts)
+    return show_receipts(everywhere(only_show=False))
 
 
 def show_receipts(receipts: list[Receipt]) -> int:
-    data = encode_value(receipts)
-    output.print_result(data, lambda _: stopping.to_text(receipts))
+    output.print_result(encode_value(receipts), lambda _: stopping.to_text(receipts))
     return stopping.exit_code(receipts)

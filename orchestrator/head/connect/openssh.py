@@ -51,7 +51,7 @@ MEANINGS = (
     (
         r"No (\S+) host key is known",
         "its host key is not known ({})",
-        "compare the fingerprint, then: ssh-keyscan HOST >> ~/.ssh/known_hosts",
+        "let ssh ask once, with -o StrictHostKeyChecking=ask, and compare the fingerprint",
     ),
     (
         r'Load key "(.*)": bad permissions',

@@ -213,9 +213,12 @@ def to_text(diagnosis: Diagnosis, terminal: Terminal = PLAIN, *, hints: bool = T
     count = {level: sum(f.level == level for f in diagnosis.findings) for level in WORDS}
     what = ", ".join(f"{count[level]} {word}" for level, word in WORDS.items() if count[level])
     kind = "all checks" if diagnosis.case.full else "quick checks"
-    nodes = plural(len(diagnosis.case.nodes), "node")
-    summary = f"{nodes}, {kind}, {diagnosis.seconds:.1f} s: {what or 'all is well'}"
-    return f"{problems}\n\n{summary}" if rows else summary
+    done = [name for name in CHECKS if diagnosis.case.full or name not in FULL_ONLY]
+    summary = (
+        f"{plural(len(diagnosis.case.nodes), 'node')}, {kind}, {diagnosis.seconds:.1f} s:"
+        f" {what or 'all is well'}"
+    )
+    return f"{problems}\n\n{summary}" if rows else f"{summary}\n  checked: {', '.join(done)}"
 
 
 def to_json(diagnosis: Diagnosis) -> dict[str, Any]:

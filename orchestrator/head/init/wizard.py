@@ -47,7 +47,7 @@ def make_node_list(arguments: LaunchArguments, hosts: Sequence[str], *, yes: boo
     given = {key: value for key, value in arguments.launch.items() if key in machines.OPTIONS}
     wanted = tuple(replace(node, **given) for node in wanted)
     seen = reach(request, config, wanted, asks)
-    output.write_out(machines.MACHINES.fitted(seen, output.terminal_of().width).text(seen))
+    output.write_out(machines.MACHINES.text(seen, output.terminal_of()))
     files.replace_file(path, machines.text_of(seen), 0o644)
     say(
         f"wrote {output.short_path(path)}: {plural(len(seen), 'machine')}, {seen[0].node.name}"

@@ -56,17 +56,17 @@ def failure_table(failed: Sequence[tuple[M, OrchestratorError]], total: int, the
         rows += [(name, what) for name in names]
         if fix:
             rows.append(("", f"  -> {fix}"))
-    lines = [f"{len(failed)} of {total} nodes cannot be used{then}"]
-    lines += [f"  {line}" for line in align_columns(rows)]
-    return "\n".join(lines)
+    first = f"{len(failed)} of {total} nodes cannot be used{then}"
+    return "\n  ".join([first, *align_columns(rows)])
 
 
 def failure_lines(failed: Iterable[tuple[str, str, str]]) -> list[str]:
     """Return a line for each failed node and each fix; unwrapped, so fixes can be copied."""
-    lines = []
-    for what, fix, names in alike(failed):
-        lines += [*(f"{name}: {what}" for name in names), *[f"  -> {fix}"] * bool(fix)]
-    return lines
+    return [
+        line
+        for what, fix, names in alike(failed)
+        for line in (*(f"{name}: {what}" for name in names), *[f"  -> {fix}"] * bool(fix))
+    ]
 
 
 def alike(failed: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str, list[str]]]:

@@ -115,9 +115,8 @@ def clean_line(text: str, color: bool = False) -> str:
 def _picture(control: re.Match[str]) -> str:
     """Return a visible character for a control character, such as ␀ for NUL."""
     code = ord(control[0])
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "␡" if code == 0x7F else "\N{REPLACEMENT CHARACTER}"
+    other = "␡" if code == 0x7F else "\N{REPLACEMENT CHARACTER}"
+    return chr(0x2400 + code) if code < 0x20 else other
 
 
 def fit_columns(text: str, columns: int) -> str:

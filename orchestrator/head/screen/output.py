@@ -27,7 +27,7 @@ from typing import Generic, TextIO, TypeVar
 
 from orchestrator.common import hiding, text
 from orchestrator.head.screen import styles
-from orchestrator.head.screen.lines import clean_line
+from orchestrator.head.screen.lines import clean_line, fit_columns
 
 log = logging.getLogger(__name__)
 
@@ -283,11 +283,7 @@ def printable_text(text: str) -> str:
 
 def paint_text(text: str, style: str, terminal: Terminal) -> str:
     """Return a text in a style, or without colours if the terminal shows none."""
-    if not terminal.color:
-        return printable_text(text)
-    return "\n".join(
-        format_table([[(line, style)]], Terminal(color=True)) for line in text.split("\n")
-    )
+    return styles.style_text(printable_text(text), style if terminal.color else "")
 
 
 def format_table(
@@ -331,7 +327,9 @@ def _drawn(
     for number, column in enumerate(zip(*cells, strict=True)):
         short = max(len(content) for content, _ in column) <= SHORT_COLUMNS
         grid.add_column(
-            justify="right" if number in right else "left", no_wrap=short, overflow="fold"
+            justify="right" if number in right else "left",
+            no_wrap=short,
+            overflow="ellipsis" if short else "fold",
         )
     for number, row in enumerate(cells):
         heading = "bold" if headed and number == 0 else ""
@@ -353,7 +351,9 @@ def _drawn(
 # A column is added in one place, and every view of that table has it.
 
 R = TypeVar("R")
-NOTHING = "-"
+EMPTY = {"", "-"}
+# The columns between two cells.
+GAP = 2
 
 
 @dataclass(frozen=True)
@@ -362,10 +362,25 @@ class Column(Generic[R]):
 
     heading: str
     cell: Callable[[R], Cell]
-    absent: Callable[[R], Cell] = lambda _: NOTHING
+    absent: Callable[[R], Cell] = lambda _: "-"
     right: bool = False
     # If there is no room, the column with the highest value is dropped first; 0: never.
     drop: int = 0
+    # If there is no room, its cells are cut, at most to this width; 0: never.
+    least: int = 0
+
+    def cut(self, width: int) -> Column[R]:
+        """Return the column with cells of at most this width."""
+        return replace(
+            self,
+            cell=lambda row: _cut(self.cell(row), width),
+            absent=lambda row: _cut(self.absent(row), width),
+        )
+
+
+def _cut(cell: Cell, width: int) -> Cell:
+    content, style = _styled(cell)
+    return (content if len(content) <= width else f"{fit_columns(content, width - 1)}…"), style
 
 
 @dataclass(frozen=True)
@@ -388,24 +403,39 @@ class Table(Generic[R]):
         return [cell if isinstance(cell, str) else cell[0] for cell in self.cells(row)]
 
     def fitted(self, rows: Sequence[R], width: int | None) -> Table[R]:
-        """Return the table without the columns that do not fit; empty ones are dropped first."""
-        body = [self.words(row) for row in rows if not self.is_absent(row)]
-        names = [self.words(row)[0] for row in rows]
-        wide = [
-            max(map(len, (column.heading, *(names if at == 0 else (row[at] for row in body)))))
-            for at, column in enumerate(self.columns)
-        ]
+        """Return the table for this width, with columns that are cut or dropped.
+
+        Empty columns come first, then those with the highest `drop`; each is cut before it is
+        dropped.
+        """
+        cells = list(zip(self.headings, *map(self.words, rows), strict=True))
+        wide = [max(map(len, column)) for column in cells]
+        need = list(wide)
         kept = list(range(len(self.columns)))
-        says = [any(row[at] != "-" for row in body) for at in kept]
-        for at in sorted(kept, key=lambda at: (says[at], -self.columns[at].drop)):
-            fits = width is None or sum(wide[each] + 2 for each in kept) + 2 <= width
-            if not fits and self.columns[at].drop:
+        excess = sum(wide) + GAP * len(wide) + GAP - (UNLIMITED_COLUMNS if width is None else width)
+        for at in sorted(
+            kept, key=lambda at: (not EMPTY.issuperset(cells[at][1:]), -self.columns[at].drop)
+        ):
+            if excess > 0:
+                need[at] = min(wide[at], self.columns[at].least or wide[at])
+                excess -= wide[at] - need[at]
+            if excess > 0 and self.columns[at].drop:
                 kept.remove(at)
-        return replace(self, columns=[self.columns[at] for at in kept])
+                excess -= need[at] + GAP
+        # The columns that are cut share what is left.
+        share = max(0, -excess) // max(1, sum(need[at] < wide[at] for at in kept))
+        return replace(self, columns=[self.columns[at].cut(need[at] + share) for at in kept])
 
     def text(self, rows: Iterable[R], terminal: Terminal = PLAIN) -> str:
-        """Return the rows as text below their headings."""
-        headed = any(self.headings)
-        body = [self.headings] * headed + [self.cells(row) for row in rows]
-        right = [at for at, column in enumerate(self.columns) if column.right]
-        return format_table(body, terminal, right=right, headed=headed, indent=self.indent)
+        """Return the rows as text below their headings, in the width of the terminal."""
+        every = list(rows)
+        # Text needs no gap at its ends, as the cells of a live table do.
+        shown = self.fitted(every, terminal.width and terminal.width + 2 * GAP - self.indent)
+        body = [shown.headings] * any(shown.headings) + [shown.cells(row) for row in every]
+        return format_table(
+            body,
+            terminal,
+            right=[at for at, column in enumerate(shown.columns) if column.right],
+            headed=any(shown.headings),
+            indent=self.indent,
+        )

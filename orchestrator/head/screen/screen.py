@@ -114,8 +114,8 @@ class Screen:
 
         On a terminal it waits until 1/20 s after the last update, so that live rows can be read.
         """
-        behind = 0 if self.quiet or self.broken else self._behind()
-        if not behind:
+        behind = sum(node.reader.behind() for node in self._nodes)
+        if not behind or self.quiet or self.broken:
             return False
         if self._tty:
             time.sleep(max(0.0, self._painted + FRAME_SECONDS - time.monotonic()))
@@ -193,9 +193,6 @@ class Screen:
         self._paint("".join(text))
         return sum(stream.rank is not None for stream in folded)
 
-    def _behind(self) -> int:
-        return sum(node.reader.behind() for node in self._nodes)
-
     def _streams(self) -> Iterator[_Stream]:
         return (stream for node in self._nodes for stream in node.streams.values())
 
@@ -267,8 +264,6 @@ class Screen:
             return []
         bars = [] if self.quiet else self._bars()
         below = [self._status_row] if self._status_row else []
-        if not bars:
-            return below
         columns, height = _terminal_size(self._out)
         most = max(2, min(BARS, height // 2))
         shown = bars if len(bars) <= most else bars[: most - 1]
@@ -308,8 +303,9 @@ class Screen:
 
 def of_torch_alone(line: str) -> bool:
     """Return True if a line is one of torch's remarks in NOISE, which are not shown."""
-    begins = line.startswith(("[W", "USDT:", "[Gloo] Rank "))
-    return begins and any(noise.decode() in line for noise in NOISE)
+    return line.startswith(("[W", "USDT:", "[Gloo] Rank ")) and any(
+        noise.decode() in line for noise in NOISE
+    )
 
 
 def _terminal_size(out: TextIO) -> tuple[int, int]:

@@ -203,7 +203,7 @@ def name_holders(state: LockTableState) -> str:
     if state.free >= state.wants or not some:
         return ""
     who = ", ".join(f"{one.user}'s {one.job}" for one in some)
-    return f"; {who} {'has' if len(some) == 1 else 'have'} the rest"
+    return f"; {who} {'has' if len(some) == 1 else 'have'} {'the rest' if state.free else 'them'}"
 
 
 # The pause between two tries to reach nodes that were lost.

@@ -93,8 +93,7 @@ def test_ls_json_has_all_fields(root: Path, typed: Typed) -> None:
 )
 def test_ls_accepts_every_form_of_name(typed: Typed, words: list[str]) -> None:
     code, out, _ = typed("ls", *words, "--json")
-    assert code == 0
-    assert [one["step"] for one in json.loads(out)["checkpoints"]] == [20, 10]
+    assert code == 0 and [one["step"] for one in json.loads(out)["checkpoints"]] == [20, 10]
 
 
 @pytest.mark.parametrize(
@@ -113,16 +112,14 @@ def test_ls_accepts_every_form_of_name(typed: Typed, words: list[str]) -> None:
 )
 def test_commands_refuse_unknown_names(typed: Typed, words: list[str], said: str) -> None:
     code, out, err = typed(*words)
-    assert (code, out) == (2, "")
-    assert said in err
+    assert (code, out) == (2, "") and said in err
 
 
 def test_ls_escapes_unprintable_names(root: Path, typed: Typed) -> None:
     save(root / "a\nb €", 5)
     for encoding, name in (("utf-8", "a\\nb €'"), ("latin-1", "a\\nb \\u20ac'")):
         code, out, _ = typed("ls", "a\nb €", PYTHONIOENCODING=encoding)
-        assert code == 0
-        assert out.splitlines()[0].endswith(name)
+        assert code == 0 and out.splitlines()[0].endswith(name)
         assert len(out.splitlines()) == 3
 
 
@@ -193,8 +190,7 @@ def test_verify_names_damage_and_step_to_resume_from(root: Path, typed: Typed) -
 def test_verify_checks_single_checkpoint(root: Path, typed: Typed) -> None:
     flip(saved(root, 32) / ".metadata")
     code, out, _ = typed("verify", str(saved(root, 32)))
-    assert code == 1
-    assert out.splitlines()[-1] == "no training can resume from any of them"
+    assert code == 1 and out.splitlines()[-1] == "no training can resume from any of them"
     assert typed("verify", str(saved(root, 31)))[0] == 0
 
 
@@ -234,10 +230,8 @@ def test_verify_shows_progress_on_terminal_and_clears_it(root: Path) -> None:
         while piece := os.read(leader, 10_000):
             seen += piece.decode()
     os.close(leader)
-    assert running.returncode == 0
-    assert "MB of 6.29 MB" in seen
-    assert seen.endswith("\r\x1b[K")
-    assert "step 1: good" in out
+    assert running.returncode == 0 and "MB of 6.29 MB" in seen
+    assert seen.endswith("\r\x1b[K") and "step 1: good" in out
     assert "MB of" not in out
 
 
@@ -265,5 +259,4 @@ def test_export_refuses_if_no_checkpoint_is_complete(root: Path, typed: Typed) -
     for step in (30, 31, 32):
         (saved(root, step) / "__0_0.distcp").unlink()
     code, out, err = typed("export", "out")
-    assert (code, out) == (3, "")
-    assert "the newest, of step 32: __0_0.distcp is missing" in err
+    assert (code, out) == (3, "") and "the newest, of step 32: __0_0.distcp is missing" in err

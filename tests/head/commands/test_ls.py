@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.config.launch import Launch, Where
 from orchestrator.head.commands.ls import list_jobs
+from orchestrator.head.commands.sweep import journal
 from orchestrator.head.screen import output
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics.trainers import file_name
@@ -81,3 +82,16 @@ def test_ls_filters_by_all_given_tags(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [line.split()[0] for line in listed(tmp_path, capsys, tags=["a"])[1:]] == NAMES[1::-1]
     assert [line.split()[0] for line in listed(tmp_path, capsys, tags=["a", "b"])[1:]] == NAMES[1:2]
     assert listed(tmp_path, capsys, tags=["c"]) == [f"there is no job tagged c in {tmp_path}"]
+
+
+def test_ls_of_a_sweep_has_values_as_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sweep = journal.create(tmp_path, "sweep", journal.About(count=2))
+    for number, rate in enumerate(("1e-3", "1e-4")):
+        launch = Launch(tag=("a", sweep.name), note=f"lr={rate}")
+        experiment(tmp_path, f"sweep-{number}_20260101_00000{number}", "running", launch=launch)
+        sweep.add(journal.MemberState(number, values={"lr": rate}))
+    heading, *rows = listed(tmp_path, capsys, tags=[sweep.name])
+    at = heading.split().index("lr")
+    assert [row.split()[at] for row in rows] == ["1e-4", "1e-3"]

@@ -85,9 +85,8 @@ def test_table_has_row_per_machine(machines: list[Machine]) -> None:
     }
     assert two["NODE"] == "10.0.0.2 (spare)" and two["TORCH"] == two["GPUS"] == "none"
     assert list(three.values()) == ["10.0.0.3", "unreachable", *["-"] * 7]
-    *_, heading, what, fix = to_text(machines, PLAIN).splitlines()
-    assert heading == "1 of 3 nodes cannot be reached"
-    assert [what, fix] == [
+    assert to_text(machines, PLAIN).splitlines()[-3:] == [
+        "1 of 3 nodes cannot be reached",
         "  10.0.0.3: it does not answer: no route to host",
         "    -> ping 10.0.0.3",
     ]

@@ -83,19 +83,16 @@ def days(root: Path) -> str:
 
 def test_prune_refuses_to_ask_without_terminal(root: Path, typed: Typed) -> None:
     code, out, err = typed("--keep", "1")
-    assert code == 2
-    assert "no terminal to ask on" in err and "--yes" in err
+    assert code == 2 and "no terminal to ask on" in err and "--yes" in err
     lines = out.splitlines()
     assert lines[0].split() == ["experiment", "state", "when", "size"]
     assert lines[1].split()[:4] == ["m_20260102_000000", "done", "2026-01-02", "00:00"]
-    assert lines[3].startswith("2 experiments, ")
-    assert days(root) == "123"
+    assert lines[3].startswith("2 experiments, ") and days(root) == "123"
 
 
 def test_yes_removes_and_reports_freed_space(root: Path, typed: Typed) -> None:
     code, out, err = typed("--keep", "1", "--yes")
-    assert (code, err) == (0, "")
-    assert names(root) == ["m_20260103_000000"]
+    assert (code, err) == (0, "") and names(root) == ["m_20260103_000000"]
     assert "removed 2 experiments, 1" in out and " kB freed" in out
     code, out, _ = typed("--keep", "1")
     assert (code, out) == (0, f"nothing to remove: 1 experiment in {root}\n")
@@ -136,8 +133,7 @@ def test_prune_refuses_invalid_options(
 ) -> None:
     before = snapshot(root)
     code, out, err = typed(*words)
-    assert (code, out) == (2, "")
-    assert said in err
+    assert (code, out) == (2, "") and said in err
     assert snapshot(root) == before
 
 
@@ -172,8 +168,7 @@ def test_prune_asks_on_terminal(root: Path, answer: str, left: str, code: int) -
     os.write(leader, answer.encode())
     assert running.wait(20) == code
     os.close(leader)
-    assert days(root) == left
-    assert seen.count(b"m_2026") == 2
+    assert days(root) == left and seen.count(b"m_2026") == 2
 
 
 # -- pins -------------------------------------------------------------------------------------
@@ -186,8 +181,7 @@ def test_pinned_experiment_is_kept(root: Path, typed: Typed) -> None:
     assert [one["pinned"] for one in told["experiments"]] == [False, False, True]
     assert days(root) == "1"
     pin.unlink()
-    assert typed("--keep", "0", "--yes")[0] == 0
-    assert days(root) == ""
+    assert typed("--keep", "0", "--yes")[0] == 0 and days(root) == ""
 
 
 @pytest.fixture
@@ -269,8 +263,7 @@ def test_prune_follows_no_symlink(tmp_path: Path, root: Path, typed: Typed) -> N
         "m_20260103_000000",
         "record_20250102_000000",
     ]
-    assert "NOT REMOVED: m_20260102_000000: Too many levels of symbolic links" in out
-    assert code == 1
+    assert "NOT REMOVED: m_20260102_000000: Too many levels of symbolic links" in out and code == 1
 
 
 def test_take_refuses_directory_replaced_by_link(
@@ -327,8 +320,7 @@ def test_prune_keeps_files_fifos_and_odd_records(root: Path, typed: Typed) -> No
     (root / ".hidden_20250101_000000").mkdir()
     (root / ".m_20250101_000000.gone-0123abcd").write_text("a file")
     before = [name for name in names(root) if not name.startswith("m_")]
-    assert typed("--keep", "0", "--yes")[0] == 0
-    assert names(root) == before
+    assert typed("--keep", "0", "--yes")[0] == 0 and names(root) == before
 
 
 def test_prune_keeps_experiment_in_use(root: Path, typed: Typed) -> None:
@@ -341,8 +333,7 @@ def test_prune_keeps_experiment_in_use(root: Path, typed: Typed) -> None:
         assert f"kept: m_20260101_000000: it is in use by process {os.getpid()} on" in out
     assert snapshot(place.path) == before
     place.unlock()
-    assert typed("--keep", "1", "--yes")[0] == 0
-    assert days(root) == "3"
+    assert typed("--keep", "1", "--yes")[0] == 0 and days(root) == "3"
 
 
 def test_prune_keeps_experiment_locked_during_question(root: Path, removal: Removal) -> None:
@@ -363,8 +354,7 @@ def test_prune_keeps_experiment_locked_during_question(root: Path, removal: Remo
 def test_prune_ignores_lock_of_reader_without_write_permission(root: Path, typed: Typed) -> None:
     with locked_by_a_reader(root / "m_20260101_000000/.head"):
         code, out, _ = typed("--keep", "1", "--yes")
-    assert code == 0 and "in use" not in out
-    assert days(root) == "3"
+    assert code == 0 and "in use" not in out and days(root) == "3"
 
 
 def test_prune_keeps_running_job_whose_node_does_not_answer(root: Path, typed: Typed) -> None:
@@ -409,11 +399,9 @@ def test_prune_keeps_what_others_own_or_may_write(root: Path, typed: Typed) -> N
     (root / "m_20260102_000000/job.json").chmod(0o666)
     code, out, _ = typed("--keep", "0", "--yes", "--json")
     told = {one["name"]: one["reason"] for one in json.loads(out)["not_ours"]}
-    assert code == 0
-    assert told["m_20260101_000000"].startswith("it belongs to user 12345")
+    assert code == 0 and told["m_20260101_000000"].startswith("it belongs to user 12345")
     assert told["m_20260102_000000"].startswith("it may be written by everybody")
-    assert days(root) == "12"
-    assert typed("--keep", "0", "--yes", "--trust-record")[0] == 0
+    assert days(root) == "12" and typed("--keep", "0", "--yes", "--trust-record")[0] == 0
     assert days(root) == ""
 
 

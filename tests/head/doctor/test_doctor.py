@@ -436,7 +436,10 @@ def test_to_text_prints_findings_and_hints(sick: Diagnosis) -> None:
     assert lines[advice + 1] == "          or is it off?"
     assert "->" not in to_text(sick, hints=False)
     assert "\x1b[1;31mBAD" in to_text(sick, Terminal(color=True))
-    assert to_text(judge_case(case(), 0.0)).endswith(" s: all is well")
+    assert to_text(judge_case(case(), 0.0)).endswith(
+        " s: all is well\n  checked: reach, python, torch, nccl, driver, gpus, ours, workdir, disk,"
+        " shm, limits, clock, net, mtu, port, names"
+    )
 
 
 def test_to_json_lists_checks_per_node(sick: Diagnosis) -> None:

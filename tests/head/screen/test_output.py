@@ -36,15 +36,15 @@ def test_table_for_terminal_has_width_and_colours() -> None:
     painted = output.format_table(ROWS, Terminal(50, color=True), right={1}, headed=True)
     assert "\x1b[1;31mlost" in painted and "\x1b[1mname" in painted
     assert "\x1b" not in "\n".join(lines)
-    assert output.paint_text("[b]x", "red", Terminal(color=True)) == "\x1b[31m[b]x\x1b[0m"
-    assert output.paint_text("x", "red", Terminal(80)) == "x"
+    assert output.paint_text("[b]x", "yellow", Terminal(color=True)) == "\x1b[33m[b]x\x1b[0m"
+    assert output.paint_text("x", "yellow", Terminal(80)) == "x"
 
 
 @pytest.mark.parametrize("terminal", [output.PLAIN, Terminal(40), Terminal(40, color=True)])
 def test_table_escapes_control_characters(terminal: Terminal) -> None:
     drawn = output.format_table([["a\x1b[2J", "b\x9b1m\r\nall is well"]], terminal)
     assert drawn == "a  b\N{REPLACEMENT CHARACTER}1m␍␊all is well"
-    assert output.paint_text("a\nb", "red", terminal).count("\n") == 1
+    assert output.paint_text("a\nb", "yellow", terminal).count("\n") == 1
 
 
 class FakeTerminal(io.StringIO):

@@ -57,3 +57,15 @@ def test_fitted_drops_empty_columns_first() -> None:
     )
     headings = [Table(columns).fitted([1, 2], width).headings for width in (19, 18, 13, 12)]
     assert headings == [["ONE", "NONE", "SOME"], *[["ONE", "SOME"]] * 2, ["ONE"]]
+
+
+@pytest.mark.parametrize("width", range(22, 53))
+def test_cut_columns_share_what_is_left(width: int) -> None:
+    cells = {"KEPT": "a word", "LONG": "x" * 20, "LONGER": "y" * 40}
+    columns = [
+        Column[int](name, lambda _, cell=cell: cell, least=6 * (name != "KEPT"))  # type: ignore[misc]
+        for name, cell in cells.items()
+    ]
+    heading, row = Table(columns).text([1], Terminal(width)).splitlines()
+    assert heading.split() == list(cells) and row.startswith("a word  xxxxx")
+    assert width - 2 < len(row) <= width and row.endswith("…")

@@ -41,8 +41,6 @@ from orchestrator.protocol.requests.start import LockTableState, ReadLockTable
 from orchestrator.protocol.requests.warm import StandbyEnds, StandbyStates, Warm, WarmOff
 from orchestrator.protocol.timing import ANSWER_SECONDS, QUICK_ANSWER_SECONDS
 
-LOST = styles.FAILED
-
 
 def name_of(node: Machine) -> str:
     """Return the machine's name, marked as spare where it is."""
@@ -51,24 +49,25 @@ def name_of(node: Machine) -> str:
 
 MACHINES: Table[Machine] = Table(
     (
-        Column("NODE", name_of, absent=lambda node: (name_of(node), LOST)),
+        Column("NODE", name_of, absent=lambda node: (name_of(node), styles.FAILED)),
         Column(
             "HOST",
             lambda node: node.hostname,
-            absent=lambda _: ("unreachable", LOST),
+            absent=lambda _: ("unreachable", styles.FAILED),
+            least=11,
         ),
-        Column("CPUS", lambda node: str(node.cpus)),
-        Column("MEMORY", lambda node: text.format_bytes(node.memory, binary=True)),
-        Column("DISK FREE", machine.disk_text),
-        Column("TORCH", lambda node: node.torch or ("none", styles.WARNING)),
-        Column("GPUS", machine.gpu_text),
-        Column("DRIVER", lambda node: node.driver or "-"),
-        Column("NETWORK", machine.network_text),
+        Column("CPUS", lambda node: str(node.cpus), drop=4),
+        Column("MEMORY", lambda node: text.format_bytes(node.memory, binary=True), drop=3),
+        Column("DISK FREE", machine.disk_text, drop=2),
+        Column("TORCH", lambda node: node.torch or ("none", styles.WARNING), drop=1, least=6),
+        Column("GPUS", machine.gpu_text, least=10),
+        Column("DRIVER", lambda node: node.driver or "-", drop=6),
+        Column("NETWORK", machine.network_text, drop=5, least=16),
     ),
     is_absent=lambda node: not node.reached,
 )
 SITE: Column[Machine] = Column(
-    "SITE", lambda node: node.site or "-", absent=lambda node: node.site or "-"
+    "SITE", lambda node: node.site or "-", absent=lambda node: node.site or "-", drop=7
 )
 
 
@@ -112,8 +111,7 @@ def to_text(machines: Sequence[Machine], terminal: Terminal) -> str:
 def lost_reasons(lost: Sequence[Machine], total: int) -> str:
     """Return a text: how many nodes could not be reached, and the reasons."""
     lines = failures.failure_lines((node.name, node.problem, node.fix) for node in lost)
-    first = f"{len(lost)} of {text.plural(total, 'node')} cannot be reached"
-    return "\n  ".join([first, *lines])
+    return "\n  ".join([f"{len(lost)} of {text.plural(total, 'node')} cannot be reached", *lines])
 
 
 # -- doctor: what is wrong with them ---------------------------------------------------------------
@@ -164,12 +162,13 @@ def what(line: NodeLine) -> str:
 LINES: Table[NodeLine] = Table(
     (
         Column("STATE", state),
-        Column("USER", lambda line: line.entry.user),
-        Column("JOB", lambda line: line.entry.job),
-        Column("ON", what),
+        Column("USER", lambda line: line.entry.user, least=8),
+        Column("JOB", lambda line: line.entry.job, least=12),
+        Column("ON", what, least=12),
         Column(
             "SINCE",
             lambda line: text.format_duration(round(max(0.0, time.time() - line.entry.since))),
+            drop=1,
         ),
     )
 )
@@ -194,23 +193,25 @@ def read_lock_tables(
 
 def show_queue(arguments: LaunchArguments) -> int:
     read, lost = read_lock_tables(arguments)
-    lines = list(lines_of(read))
-    problems = [{"name": name, "problem": error.what} for name, error in lost]
-    data = {"jobs": [queue_line(line) for line in lines], "lost": problems}
+    lines = list(lines_of((node.node.name, state.entries) for node, state in read))
+    data = {
+        "jobs": [queue_line(line) for line in lines],
+        "lost": [{"name": name, "problem": error.what} for name, error in lost],
+    }
     output.print_result(data, partial(queue_text, lines, lost))
     return EXIT_NODE if lost else EXIT_DONE
 
 
-def lines_of(read: Iterable[tuple[Reached, LockTableState]]) -> Iterator[NodeLine]:
+def lines_of(read: Iterable[tuple[str, Sequence[ClaimEntry]]]) -> Iterator[NodeLine]:
     """Yield the jobs that hold something, and then who waits, the first in the queue first."""
     found: dict[tuple[str, ...], dict[str, ClaimEntry]] = {}
-    for node, state in read:
-        for entry in state.entries:
-            found.setdefault(whole(entry), {})[node.node.name] = entry
+    for node, entries in read:
+        for entry in entries:
+            found.setdefault(whole(entry), {})[node] = entry
     firsts = {key: next(iter(on.values())) for key, on in found.items()}
-    holding = [one for one in firsts.values() if one.state != WAITING]
-    for one in sorted(holding, key=lambda entry: entry.since):
-        yield NodeLine(one, found[whole(one)])
+    for one in sorted(firsts.values(), key=lambda entry: entry.since):
+        if one.state != WAITING:
+            yield NodeLine(one, found[whole(one)])
     waiting = sorted(
         (one for one in firsts.values() if one.state == WAITING), key=lambda one: one.rank
     )

@@ -60,20 +60,21 @@ def to_text(
     columns: Table[Moved] = Table(
         (
             Column("NODE", label_of, absent=label_of),
-            Column("NAME", lambda part: part.name, absent=lambda part: part.name),
+            Column("NAME", lambda part: part.name, absent=lambda part: part.name, least=10),
             Column(
                 verb.upper(),
                 lambda part: f"{len(part.files)}{later}",
                 absent=lambda _: ("-", styles.FAILED),
             ),
             Column("SIZE", lambda part: "" if later else text.format_bytes(part.size)),
-            Column(before, lambda part: str(part.kept)),
-            Column("INTO", lambda part: part.into),
+            Column(before, lambda part: str(part.kept), drop=1),
+            Column("INTO", lambda part: part.into, least=16),
         ),
         is_absent=lambda part: part.error is not None,
     )
-    lost = [(label_of(part), part.error.what, part.error.fix) for part in parts if part.error]
-    notes = failures.failure_lines(lost)
+    notes = failures.failure_lines(
+        (label_of(part), part.error.what, part.error.fix) for part in parts if part.error
+    )
     for part in parts:
         notes += [f"{label_of(part)}: {path}: {reason}" for path, reason in part.failed.items()]
         notes += [f"{label_of(part)}: left out: {what}" for what in part.left_out]

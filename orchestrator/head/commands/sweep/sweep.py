@@ -441,9 +441,8 @@ BAD = ("failed", "lost", "not started")
 def show(base: LaunchArguments, terms: Terms, members: Sequence[Member]) -> int:
     """Print what the members would be."""
     commands = [launch_of(base, terms, "SWEEP", member)[1] for member in members]
-    words = "\n".join(map(shlex.join, commands))
     chosen = f"{terms.optuna} members, whose values Optuna chooses"
-    output.print_result(commands, lambda _: words or chosen)
+    output.print_result(commands, lambda _: "\n".join(map(shlex.join, commands)) or chosen)
     return EXIT_DONE
 
 
@@ -451,8 +450,8 @@ def report_end(sweep: Sweep, end: MemberState) -> None:
     """Print how a member has ended."""
     value = f", {sweep.metric} {end.value:.6g}" if end.value is not None else ""
     why = f": {first_line(end.problem)}" if end.problem else ""
-    of = f"{len(sweep.ends)}/{len(sweep.supply)}"
     took = f" after {format_duration(end.seconds)}" if end.experiment else ""
+    of = f"{len(sweep.ends)}/{len(sweep.supply)}"
     say(f"{of}: {end.member} ({cut(end.words)}) {end.state}{took}{value}{why}")
 
 
@@ -465,9 +464,9 @@ def ranked(sweep: Sweep, best: str) -> list[MemberState]:
 
 def to_text(sweep: Sweep, best: str, terminal: Terminal) -> str:
     """Return the summary, the best members and those that failed last."""
-    counts = sorted(Counter(end.state for end in sweep.ends.values()).items())
-    parts = {**dict(counts), "not begun": len(sweep.left)}
-    words = ", ".join(f"{count} {state}" for state, count in parts.items() if count)
+    counts = Counter(end.state for end in sweep.ends.values())
+    parts = [*sorted(counts.items()), ("not begun", len(sweep.left))]
+    words = ", ".join(f"{count} {state}" for state, count in parts if count)
     bad = [end for end in sweep.ends.values() if end.state in BAD][-FAILED:]
     # Without a value that compares them, the first members stand for all.
     others = [end for end in sweep.ends.values() if end.state == "done"][:BEST]
@@ -475,10 +474,15 @@ def to_text(sweep: Sweep, best: str, terminal: Terminal) -> str:
     table = Table[MemberState](
         (
             Column("MEMBER", lambda end: str(end.member), right=True),
-            Column("VALUES", lambda end: cut(end.words)),
+            Column("VALUES", lambda end: cut(end.words), least=16),
             Column("STATE", lambda end: (end.state, styles.STATES.get(end.state, ""))),
             Column(sweep.metric, lambda e: "" if e.value is None else f"{e.value:.6g}", right=True),
-            Column("EXPERIMENT", lambda end: end.experiment or first_line(end.problem)),
+            Column(
+                "EXPERIMENT",
+                lambda end: end.experiment or first_line(end.problem),
+                drop=1,
+                least=20,
+            ),
         )
     )
     return f"{sweep.journal.name}: {words}\n{table.text(rows, terminal) if rows else ''}".rstrip()
