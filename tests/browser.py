@@ -7,12 +7,26 @@ import select
 import shutil
 import subprocess
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from tests.clusters.require import lacking
 
 PATIENCE = 120.0
+# Resolves to the number of pixels of each color, red first, of a picture in base64.
+COUNT = """(async () => {
+  const bytes = Uint8Array.from(atob("PICTURE"), (letter) => letter.charCodeAt(0));
+  const picture = await createImageBitmap(new Blob([bytes], { type: "image/png" }));
+  const canvas = new OffscreenCanvas(picture.width, picture.height).getContext("2d");
+  canvas.drawImage(picture, 0, 0);
+  const { data } = canvas.getImageData(0, 0, picture.width, picture.height), counts = {};
+  for (let i = 0; i < data.length; i += 4) {
+    const color = (data[i] << 16) | (data[i + 1] << 8) | data[i + 2];
+    counts[color] = (counts[color] || 0) + 1;
+  }
+  return counts;
+})()"""
 # The page may navigate during a request.
 NAVIGATED = "Inspected target navigated or closed"
 
@@ -129,3 +143,10 @@ class Browser:
         shot = self.ask("Page.captureScreenshot", format="png")["data"]
         path.write_bytes(base64.b64decode(shot))
         return path
+
+    def colors(self, png: Path) -> Counter[bytes]:
+        """Count the colors of a picture."""
+        script = COUNT.replace("PICTURE", base64.b64encode(png.read_bytes()).decode())
+        more = {"awaitPromise": True, "returnByValue": True}
+        counts = self.ask("Runtime.evaluate", expression=script, **more)["result"]["value"]
+        return Counter({int(color).to_bytes(3, "big"): count for color, count in counts.items()})

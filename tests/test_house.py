@@ -596,10 +596,10 @@ BUDGETS = {
     "traces": 287,
     "trackers": 187,
     "views": 25,
-    "views/dashboard": 259,
+    "views/dashboard": 355,
     "views/profile": 179,
-    "views/report": 576,
-    "views/top": 805,
+    "views/report": 601,
+    "views/top": 828,
     "views/track": 360,
     "views/verify": 229,
 }

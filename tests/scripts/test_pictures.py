@@ -7,8 +7,9 @@ from xml.etree import ElementTree
 import pytest
 
 from scripts import pictures
+from tests.browser import Browser
 from tests.launching import Head
-from tests.views.report.test_browser import near, pixels
+from tests.views.report.test_browser import near
 
 ROOT = Path(__file__).parents[2]
 # In bytes; a GIF has all pixels of each frame that changes.
@@ -36,8 +37,8 @@ def check_film(path: Path, words: Sequence[str], frames_at_least: int = 20) -> N
     assert len(frames) > frames_at_least and told.count("@keyframes") == len(frames)
 
 
-@pytest.mark.slow
-def test_pictures_of_docs_show_content() -> None:
+@pytest.mark.browser
+def test_pictures_of_docs_show_content(tmp_path: Path) -> None:
     directory = ROOT / "docs" / "pictures"
     sizes = {path.name: path.stat().st_size for path in directory.iterdir()}
     assert {*sizes} == {
@@ -55,8 +56,9 @@ def test_pictures_of_docs_show_content() -> None:
     top = "\n".join(ElementTree.parse(directory / "top.svg").getroot().itertext())
     for shown in ("127.0.0.3", "gpt-small_", "LEFT", "quit"):
         assert shown in top, top
-    for path in directory.glob("*.png"):
-        colors = pixels(path)
+    with Browser(tmp_path) as browser:
+        pictures = {path: browser.colors(path) for path in directory.glob("*.png")}
+    for path, colors in pictures.items():
         paper = colors[bytes((255, 255, 255))]
         assert paper > 10_000 and colors.total() - paper > 10_000, path
         lines = sum(count for each, count in colors.items() if near(each, BLUE))

@@ -29,11 +29,19 @@ from starlette.staticfiles import StaticFiles
 from orchestrator.common.errors import UsageError
 from orchestrator.common.hosts import is_this_machine
 from orchestrator.config.launch import Where
+from orchestrator.head.commands.machines import nodes as machines
+from orchestrator.head.commands.sweep import journal as journals
+from orchestrator.head.commands.sweep.journal import Journal
+from orchestrator.head.screen.output import Column, Table
 from orchestrator.head.status import comparison, row
 from orchestrator.head.status.row import Row
 from orchestrator.records import experiments
 from orchestrator.records.experiment import RECORD, Experiment
-from orchestrator.views.report import page, run_data
+from orchestrator.views.report import members, page, run_data
+from orchestrator.views.report.members import Members
+from orchestrator.views.report.page import PageTable
+from orchestrator.views.top import table
+from orchestrator.views.top.sample import JobSample, TopSample
 
 # Only the newest are listed; the commands find older ones.
 MOST_LISTED = 200
@@ -64,6 +72,8 @@ class Board:
     guard: Guard
     # Stops a job, and returns its receipts as text.
     stop: Callable[[str], str]
+    # Returns the newest sample of all nodes.
+    sample: Callable[[], TopSample]
     pages: dict[tuple[str, ...], Rendered] = field(default_factory=dict)
     # From a name to the result of its stop.
     stopping: dict[str, str] = field(default_factory=dict)
@@ -104,13 +114,59 @@ class Board:
         def render() -> str:
             root = self.where.experiments
             newest = experiments.list_experiments(self.where)[: -MOST_LISTED - 1 : -1]
+            own: dict[str, Any] = {"root": str(root.absolute()), "sweeps": self.sweeps()}
             rows = [row_of(each) for each in newest]
-            return page.fill_template("list.html", live=True, root=str(root.absolute()), rows=rows)
+            return page.fill_template("list.html", live=True, here="Experiments", rows=rows, **own)
 
         return self.answer(request, (), time.monotonic(), render)
 
     def experiment(self, request: Request) -> Response:
         return self.page_of(request, [request.path_params["name"]])
+
+    def sweeps(self) -> dict[str, Journal]:
+        """Return the newest sweeps by their names, the newest first."""
+        found = self.where.experiments.glob(f"*/{journals.SWEEP}")
+        paths = [path.parent for path in found if not path.parent.is_symlink()]
+        newest = sorted(paths, key=lambda path: path.name[-15:], reverse=True)[:MOST_LISTED]
+        return {path.name: Journal(path.absolute()) for path in newest}
+
+    def list_sweeps(self, request: Request) -> Response:
+        def render() -> str:
+            rows = [sweep_of(each) for each in self.sweeps().values()]
+            none = "There is no sweep here yet: orchestrator sweep starts one."
+            part = PageTable("", SWEEPS, rows, none, lambda one: f"/sweep/{quote(one.name)}")
+            return filled_tables("Sweeps", str(self.where.experiments.absolute()), part)
+
+        return self.answer(request, ("", "sweeps"), time.monotonic(), render)
+
+    def sweep(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if (journal := self.sweeps().get(name)) is None:
+            raise HTTPException(404, f"there is no sweep {name!r} here")
+
+        def render() -> str:
+            return page.page_of_members(members.read_members(journal), live=True, here="Sweeps")
+
+        return self.answer(request, ("", "sweep", name), time.monotonic(), render)
+
+    def cluster(self, request: Request) -> Response:
+        """Return the page of the nodes and their jobs, as `orchestrator top` shows them."""
+        sample = self.sample()
+
+        def address(job: JobSample) -> str:
+            return f"/experiment/{quote(job.experiment)}" if job.experiment else ""
+
+        jobs = table.job_table(sample.time)
+        nodes = PageTable("Nodes", table.NODES, sample.nodes, "")
+        parts = nodes, PageTable("Jobs", jobs, sample.jobs, "No job is seen there.", address)
+        return HTMLResponse(filled_tables("Cluster", table.totals(sample, None), *parts))
+
+    def queue(self, request: Request) -> Response:
+        """Return the page of what `orchestrator nodes --queue` shows."""
+        sample = self.sample()
+        lines = list(machines.lines_of((node.name, node.claims) for node in sample.nodes))
+        part = PageTable("", machines.LINES, lines, "No job holds these nodes or waits for them.")
+        return HTMLResponse(filled_tables("Queue", table.totals(sample, None), part))
 
     def compare(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("e")))
@@ -127,6 +183,7 @@ class Board:
             reports = [run_data.read_run_data(each, len(found) - 1) for each in found]
             differences = comparison.compare_experiments(found) if several else {}
             own: dict[str, Any] = {"live": True, "form": self.guard.form, "stopping": stopping}
+            own |= {"here": "Experiments", "sweeps": self.sweeps()}
             return page.report_page(reports, differences, **own)
 
         stamp = (stopping, [fingerprint(each) for each in found])
@@ -167,6 +224,34 @@ def row_of(experiment: Experiment) -> Row:
         return row.damaged_row(experiment.name, error)
 
 
+def filled_tables(name: str, words: str, *parts: PageTable) -> str:
+    """Return a page of the bar that has tables alone."""
+    return page.fill_template("tables.html", live=True, here=name, words=words, tables=parts)
+
+
+def sweep_of(journal: Journal) -> Members:
+    try:
+        return members.read_members(journal)
+    except row.TROUBLE as error:
+        return Members(journal.name, "", "", 0.0, 0, (), journal.path, trouble=str(error))
+
+
+def best_of(sweep: Members) -> str:
+    """Return the best value of the metric so far, and the values that gave it."""
+    first = next((one for one in sweep.every if one.is_known and sweep.best), None)
+    return "-" if first is None else f"{sweep.metric} {first.value:.6g}: {first.words}"
+
+
+SWEEPS: Table[Members] = Table(
+    (
+        Column("SWEEP", lambda sweep: sweep.name),
+        Column("MEMBERS", lambda sweep: sweep.trouble or sweep.summary()),
+        Column("BEST", best_of),
+        Column("STARTED", lambda sweep: page.clock(sweep.began)[:16] if sweep.began else "-"),
+    )
+)
+
+
 def fingerprint(experiment: Experiment) -> object:
     """Return a value that changes with the record, a metrics file or a log of an experiment."""
     stamps = []
@@ -181,10 +266,14 @@ def fingerprint(experiment: Experiment) -> object:
     return sorted(stamps)
 
 
-async def told(_: Request, error: Exception) -> Response:
+async def told(request: Request, error: Exception) -> Response:
     code, words = 409, str(error) if isinstance(error, UsageError) else "its files cannot be read"
     if isinstance(error, HTTPException):
         code, words = error.status_code, error.detail
+    # The script of a page takes text, and shows it in the bar.
+    if "text/html" in request.headers.get("accept", ""):
+        shown = page.fill_template("tables.html", live=True, here="", words=words, tables=())
+        return HTMLResponse(shown, code)
     return PlainTextResponse(f"{words}\n", code)
 
 
@@ -199,6 +288,10 @@ def dashboard_app(board: Board) -> Starlette:
         Route("/experiment/{name}", board.experiment),
         Route("/experiment/{name}/stop", board.stop_job, methods=["POST"]),
         Route("/compare", board.compare),
+        Route("/sweeps", board.list_sweeps),
+        Route("/sweep/{name}", board.sweep),
+        Route("/cluster", board.cluster),
+        Route("/queue", board.queue),
         Mount("/static", StaticFiles(directory=page.WEB)),
     ]
     made = Starlette(routes=routes, exception_handlers=dict.fromkeys(DAMAGED, told))

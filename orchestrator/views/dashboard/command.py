@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import html
 import subprocess
+import threading
+import time
 import webbrowser
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -15,13 +18,19 @@ from orchestrator.common.errors import EXIT_DONE
 from orchestrator.common.hosts import in_url, is_loopback
 from orchestrator.common.program import installed_command
 from orchestrator.config.launch import Where
+from orchestrator.head.connect import fleet
+from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen.output import say
+from orchestrator.head.status.status import without_record
 from orchestrator.views.dashboard.app import Board, Guard, dashboard_app
 from orchestrator.views.serve import listen_on_port, serve_app
+from orchestrator.views.top.sample import TopSample, Watch
 
 PORT = 8321
 # The limit of the output of stop_job() that is kept.
 LONGEST_ANSWER_BYTES = 20_000
+# The pause between two samples of the nodes, and the time after which no page shows them.
+LOOK_SECONDS, IDLE_SECONDS = 2.0, 30.0
 
 
 def dashboard(
@@ -41,8 +50,44 @@ def dashboard(
         say("anyone with this address can see and stop jobs; the connection is not encrypted")
     if opened and not webbrowser.open(redirect_page(url, port).as_uri()):
         say("no browser could be started here")
-    serve_app(dashboard_app(Board(where, guard, partial(stop_job, where))), listening)
+    with closing(ClusterWatch(where)) as watch:
+        serve_app(
+            dashboard_app(Board(where, guard, partial(stop_job, where), watch.newest)), listening
+        )
     return EXIT_DONE
+
+
+class ClusterWatch:
+    """Asks the nodes in a thread while a page shows them, and keeps the newest sample."""
+
+    def __init__(self, where: Where) -> None:
+        self.where = where
+        self.lock = threading.Lock()
+        self.sample: TopSample | None = None
+        self.wanted_until = 0.0
+        self.over = threading.Event()
+
+    def newest(self) -> TopSample:
+        """Return the newest sample; the first one says that the nodes are connected to."""
+        with self.lock:
+            self.wanted_until = time.monotonic() + IDLE_SECONDS
+            if self.sample is None:
+                transport = without_record(self.where)
+                watch = Watch(transport, read_nodes(self.where.node_list), self.where)
+                watch.patience = LOOK_SECONDS
+                self.sample = watch.seen()
+                fleet.start_thread(partial(self.run, watch))
+            return self.sample
+
+    def run(self, watch: Watch) -> None:
+        with closing(watch):
+            while time.monotonic() < self.wanted_until and not self.over.is_set():
+                self.sample = watch.observe()
+                self.over.wait(LOOK_SECONDS)
+        self.sample = None
+
+    def close(self) -> None:
+        self.over.set()
 
 
 def redirect_page(url: str, port: int) -> Path:

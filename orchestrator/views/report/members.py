@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from orchestrator.common.text import format_duration
 from orchestrator.head.commands.sweep.journal import Journal, MemberState
@@ -34,6 +35,8 @@ class Members:
     every: Sequence[MemberState]
     # The directory with the experiments of the members.
     root: Path
+    # Why the journal cannot be read.
+    trouble: str = ""
 
     def curves(self) -> Chart | None:
         """Return the chart of the metric over the steps of the best members, None if unknown."""
@@ -75,6 +78,14 @@ class Members:
                 (member, [*cells, format_duration(member.seconds) if member.experiment else "-"])
             )
         return [*(names or ["values"]), *[self.metric] * bool(self.metric), "time"], rows
+
+    def address(self, member: MemberState, live: bool) -> str:
+        """Return the link to a member's page: of the dashboard, or of its report if it has one."""
+        name = quote(member.experiment)
+        if live:
+            return f"/experiment/{name}"
+        has_report = (self.root / member.experiment / "report.html").is_file()
+        return f"../{name}/{'report.html' * has_report}"
 
     def summary(self) -> str:
         """Return the progress of the sweep."""

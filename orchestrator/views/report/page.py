@@ -12,7 +12,8 @@ import json
 import shlex
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ import jinja2
 
 from orchestrator.common.text import format_bytes, format_duration
 from orchestrator.head.follow import verdict
+from orchestrator.head.screen import styles
+from orchestrator.head.screen.output import Table
 from orchestrator.head.status.row import command_of
 from orchestrator.records.experiment import JobRecord
 from orchestrator.records.metrics.curves import in_thousands
@@ -57,11 +60,33 @@ def report_page(reports: Sequence[RunData], differences: Differences, **live: An
     )
 
 
-def page_of_members(members: Members) -> str:
+def page_of_members(members: Members, **live: Any) -> str:
     """Return the page that compares the members of a sweep."""
     known = filter(None, (members.curves(), members.best_so_far()))
     drawn = [charts.chart_data(chart, "Training") for chart in known]
-    return fill_template("sweep.html", members=members, pictures={**NOTHING, "charts": drawn})
+    return fill_template(
+        "sweep.html", members=members, pictures={**NOTHING, "charts": drawn}, **live
+    )
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table of the terminal as a part of a page; `link` is the address behind a row's name."""
+
+    title: str
+    table: Table[Any]
+    rows: Sequence[Any]
+    # The words that stand for a table without rows.
+    empty: str
+    link: Callable[[Any], str] = lambda _: ""
+
+    def cells(self, row: Any) -> list[tuple[str, str]]:
+        """Return the text of each cell, and its class in the page."""
+        pairs = [(cell, "") if isinstance(cell, str) else cell for cell in self.table.cells(row)]
+        return [(text, CLASSES.get(style, "")) for text, style in pairs]
+
+
+CLASSES = {styles.FAILED: "bad", styles.WARNING: "warn", styles.DONE: "good", styles.DIM: "soft"}
 
 
 NOTHING: dict[str, list[Any]] = {"charts": [], "marks": [], "axes": []}
@@ -73,7 +98,7 @@ def fill_template(name: str, *, pictures: Mapping[str, Any] = NOTHING, **parts: 
         pictures=pictures,
         script=f"{read('uplot.js')}\n{read('page.js')}",
         style=f"{read('uplot.css')}\n{read('page.css')}",
-        **{"live": False, **parts},
+        **{"live": False, "here": "", "sweeps": (), **parts},
     )
 
 
@@ -250,7 +275,17 @@ TEMPLATES = jinja2.Environment(
     undefined=jinja2.StrictUndefined,
 )
 TEMPLATES.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-TEMPLATES.globals["looks"] = {"done": "good", "running": "good", "failed": "bad", "lost": "bad"}
+TEMPLATES.globals["looks"] = {
+    **{state: CLASSES[style] for state, style in styles.STATES.items()},
+    **{"damaged": "bad", "not started": "bad", "interrupted": "warn"},
+}
+# The pages of the dashboard, which stand in the bar of each.
+TEMPLATES.globals["bar"] = {
+    "Experiments": "/",
+    "Sweeps": "/sweeps",
+    "Cluster": "/cluster",
+    "Queue": "/queue",
+}
 TEMPLATES.filters["verdict"] = verdict.to_lines
 for function in (
     *(content_hash, cause, lasted, figures, runs_table, clock, written, since, nodes, what_was_run),

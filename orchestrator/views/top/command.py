@@ -87,14 +87,14 @@ def show(watch: Watch, *, every: float | None) -> int:
 
 
 def to_text(sample: TopSample, terminal: Terminal) -> str:
-    width = terminal.width
-    nodes = table.NODES.fitted(sample.nodes, width).text(sample.nodes, terminal)
-    jobs = table.job_table(sample.time).fitted(sample.jobs, width).text(sample.jobs, terminal)
+    nodes = table.NODES.text(sample.nodes, terminal)
+    jobs = table.job_table(sample.time).text(sample.jobs, terminal)
     lost = failure_lines((node.name, node.problem, node.fix) for node in sample.nodes if node.fix)
     silent = sum(node.checkup is None for node in sample.nodes)
     unseen = f"; {plural(silent, 'node')} did not answer" if silent else ""
     none = f"no job is seen{unseen}" if unseen else "no job runs there"
-    parts = [nodes, jobs if sample.jobs else none, "\n".join(lost)]
+    totals = table.totals(sample, terminal.width)
+    parts = [totals, nodes, jobs if sample.jobs else none, "\n".join(lost)]
     return "\n\n".join(filter(None, parts))
 
 

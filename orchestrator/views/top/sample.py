@@ -11,14 +11,16 @@ from dataclasses import dataclass, field, replace
 from orchestrator.common.errors import OrchestratorError
 from orchestrator.config.launch import Where
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.reach import open_serving_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen.progress import stall_notice
 from orchestrator.head.status.row import command_of
 from orchestrator.protocol.facts import Checkup, Gpu, Load
+from orchestrator.protocol.requests.claims import ClaimEntry
 from orchestrator.protocol.requests.machine import Examine
+from orchestrator.protocol.requests.start import ReadLockTable
 from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, NodeRecord
@@ -66,6 +68,8 @@ class NodeSample:
     problem: str = ""
     # How to fix the problem.
     fix: str = ""
+    # What jobs hold of it, and what launches wait for.
+    claims: tuple[ClaimEntry, ...] = ()
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
@@ -183,6 +187,8 @@ class WatchedNode:
     since: float = 0.0
     # The last answer that included the GPUs.
     gpus: Checkup = field(default_factory=Checkup)
+    # The entries of its lock table at that time.
+    claims: tuple[ClaimEntry, ...] = ()
     gpus_at: float = float("-inf")
     # A defect of this program, raised by Watch.observe.
     crash: BaseException | None = None
@@ -233,7 +239,7 @@ class WatchedNode:
             return NodeSample(self.node.name, problem=error.what, fix=error.fix)
         rates = rates_between(self.before, checkup.load)
         self.before = checkup.load
-        return NodeSample(self.node.name, checkup, *rates)
+        return NodeSample(self.node.name, checkup, *rates, claims=self.claims)
 
     def ask(self, channel: NodeChannel) -> Checkup:
         """Return the node's load, with its GPUs as of the last GPU_SECONDS."""
@@ -244,6 +250,9 @@ class WatchedNode:
         if len(parts) == 1:
             return self.gpus.replace(load=checkup.load)
         self.gpus, self.gpus_at = checkup, time.monotonic()
+        # A lock table may be unreadable; the node is shown without its claims.
+        with contextlib.suppress(Declined):
+            self.claims = channel.ask(ReadLockTable(), ANSWER_SECONDS).entries
         return checkup
 
     def drop(self) -> None:

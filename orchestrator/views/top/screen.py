@@ -20,11 +20,10 @@ from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Label, RichLog, Static
 
 from orchestrator.common.errors import OrchestratorError
-from orchestrator.common.text import plural
 from orchestrator.head.screen.output import Cell, Table, printable_text
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top import table
-from orchestrator.views.top.sample import CONNECTING, JobSample, NodeSample, TopSample
+from orchestrator.views.top.sample import JobSample, NodeSample, TopSample
 
 R = TypeVar("R")
 # The time between two reads of a log.
@@ -196,8 +195,9 @@ class Closer(ModalScreen[None]):
             problem = " -> ".join(filter(None, [self.of.problem, self.of.fix]))
             words = f"{self.of.name}   {problem}"
             self.items = table.parts_of(self.of)
-            columns = table.PARTS.fitted(self.items, self.app.size.width)
+            columns = table.PARTS
         self.heading.update(Text(printable_text(words)))
+        columns = columns.fitted(self.items, self.app.size.width)
         self.rows.fill(columns.headings, [columns.cells(item) for item in self.items])
 
     def action_back(self) -> None:
@@ -302,10 +302,7 @@ class Top(App[None]):
 
     def show(self, sample: TopSample) -> None:
         self.sample = sample
-        reached = sum(node.checkup is not None for node in sample.nodes)
-        words = f"{reached} of {len(sample.nodes)} nodes, {plural(len(sample.jobs), 'job')}"
-        if not reached and any(node.problem == CONNECTING for node in sample.nodes):
-            words = f"connecting to {plural(len(sample.nodes), 'node')} ..."
+        words = table.totals(sample, self.size.width)
         words += f", only rows with {self.filter.value!r}" if self.filter.value else ""
         self.heading.update(Text(words))
         self.shown = (

@@ -10,18 +10,20 @@ from orchestrator.common import text
 from orchestrator.common.hosts import fold_names
 from orchestrator.head.nodes.machine import UNKNOWN, hides_users, unknown_users
 from orchestrator.head.screen import styles
-from orchestrator.head.screen.output import Cell, Column, Table
+from orchestrator.head.screen.output import UNLIMITED_COLUMNS, Cell, Column, Table
+from orchestrator.head.screen.progress import join_parts
 from orchestrator.protocol.facts import Gpu, Holder
 from orchestrator.protocol.message import encode_value
+from orchestrator.protocol.requests.claims import SLOT, WAITING, ClaimEntry
 from orchestrator.records.metrics.curves import in_thousands
 from orchestrator.records.metrics.progress import RankProgress
-from orchestrator.views.top.sample import JobSample, NodeSample, TopSample
+from orchestrator.views.top.sample import CONNECTING, JobSample, NodeSample, TopSample
 
 BAR_CHARACTERS = 8
 EIGHTHS = " ▏▎▍▌▋▊▉█"
 MOST_USERS = 3
 # In characters, of folded names.
-LONGEST_PLACE, LONGEST_COMMAND = 20, 40
+LONGEST_PLACE = 20
 # Below this free share, a disk may soon be full.
 LITTLE_DISK = 0.1
 # The shares in use from which on a cell has a colour.
@@ -111,11 +113,11 @@ def who(node: NodeSample) -> str:
 
 NODES: Table[NodeSample] = Table(
     (
-        Column("NODE", lambda node: node.name, absent=lambda node: node.name),
+        Column("NODE", lambda node: node.name, absent=lambda node: node.name, least=10),
         Column("CPU", cpu_words, drop=1),
         Column("MEMORY", memory_words, drop=2),
         Column("DISK FREE", disk_words, drop=6),
-        Column("GPU", gpus_of),
+        Column("GPU", gpus_of, least=14),
         Column(
             "GPU MEMORY",
             lambda node: (gpu_memory(node.gpus), heat(gpu_memory_share(node))),
@@ -124,11 +126,46 @@ NODES: Table[NodeSample] = Table(
         Column("IN", lambda node: rate(node.received), drop=5),
         Column("OUT", lambda node: rate(node.sent), drop=4),
         Column(
-            "WHO", who_words, absent=lambda node: (node.problem or "no answer yet", styles.WARNING)
+            "WHO",
+            who_words,
+            absent=lambda node: (node.problem or "no answer yet", styles.WARNING),
+            least=12,
         ),
     ),
     is_absent=lambda node: node.checkup is None,
 )
+
+# -- all nodes together ---------------------------------------------------------------------------
+
+
+def totals(sample: TopSample, width: int | None) -> str:
+    """Return one line about the whole cluster: its nodes, GPUs and jobs."""
+    every = text.plural(len(sample.nodes), "node")
+    reached = sum(node.checkup is not None for node in sample.nodes)
+    if not reached and any(node.problem == CONNECTING for node in sample.nodes):
+        return f"connecting to {every} ..."
+    claims = [claim for node in sample.nodes for claim in node.claims]
+    waiting = len({claim.id for claim in claims if claim.state == WAITING})
+    jobs = f"{text.plural(len(sample.jobs), 'job')} running, {waiting} queued"
+    # Without room the nodes are left out first: the table below has them.
+    parts = [(f"{reached} of {every}", "", 2), (gpu_totals(sample, claims), "", 1), (jobs, "", 0)]
+    return join_parts(parts, width or UNLIMITED_COLUMNS)
+
+
+def gpu_totals(sample: TopSample, claims: Sequence[ClaimEntry]) -> str:
+    """Return how many GPUs are in use by a process, and how many are held by jobs."""
+    every = [(node, gpu) for node in sample.nodes for gpu in node.gpus]
+    used = sum(is_used(node, gpu) for node, gpu in every)
+    held = sum(not key.startswith(SLOT) for claim in claims for key in claim.keys)
+    return f"{used} of {text.plural(len(every), 'GPU')} used, {held} held" if every else ""
+
+
+def is_used(node: NodeSample, gpu: Gpu) -> bool:
+    """Return True if a process has the GPU, or it computes for one that is not seen."""
+    holders = (node.checkup.holders or ()) if node.checkup is not None else ()
+    return any(holder.gpu == gpu.uuid for holder in holders) or (gpu.busy or 0) > 100 * IDLE
+
+
 # -- one node, closer -----------------------------------------------------------------------------
 
 
@@ -172,11 +209,15 @@ def process(holder: Holder) -> DetailRow:
 PARTS: Table[DetailRow] = Table(
     (
         Column("PART", lambda part: part.name),
-        Column("WHAT", lambda part: part.what),
+        Column("WHAT", lambda part: part.what, least=8),
         Column("USE", lambda part: part.use, drop=2),
         Column("MEMORY", lambda part: part.memory, drop=1),
         Column("WHO", lambda part: part.user),
-        Column("JOB", lambda part: (part.problem, styles.FAILED) if part.problem else part.job),
+        Column(
+            "JOB",
+            lambda part: (part.problem, styles.FAILED) if part.problem else part.job,
+            least=12,
+        ),
     )
 )
 
@@ -214,22 +255,26 @@ def job_table(now: float) -> Table[JobSample]:
     """Return the columns of jobs; those that change come first, to fit into 80 columns."""
     return Table(
         (
-            Column("JOB", lambda job: job.experiment or job.job),
+            Column("JOB", lambda job: job.experiment or job.job, least=16),
             Column("STEP", step_words),
             Column("LOSS", loss_words),
-            Column("LEFT", lambda job: time_words(None if job.left is None else round(job.left))),
+            Column(
+                "LEFT",
+                lambda job: time_words(None if job.left is None else round(job.left)),
+                drop=1,
+            ),
             Column(
                 "SLOWEST",
                 lambda job: (job.slowest, styles.WARNING) if job.slowest else "-",
-                drop=1,
+                drop=2,
             ),
-            Column("SPEED", speed_words, drop=2),
+            Column("SPEED", speed_words, drop=4),
             Column(
-                "FOR", lambda job: text.format_duration(round(max(1.0, now - job.since))), drop=3
+                "FOR", lambda job: text.format_duration(round(max(1.0, now - job.since))), drop=6
             ),
-            Column("USER", lambda job: job.user, drop=4),
-            Column("NODES", place_words, drop=5),
-            Column("COMMAND", lambda job: job.command[:LONGEST_COMMAND] or "-", drop=6),
+            Column("USER", lambda job: job.user, drop=5),
+            Column("NODES", place_words, drop=7),
+            Column("COMMAND", lambda job: job.command or "-", drop=3, least=16),
         )
     )
 
@@ -252,12 +297,12 @@ def slow_words(rank: RankProgress) -> Cell:
 RANKS: Table[RankProgress] = Table(
     (
         Column("RANK", lambda rank: f"rank {rank.rank}"),
-        Column("NODE", lambda rank: rank.node),
+        Column("NODE", lambda rank: rank.node, least=8),
         Column("STATE", lambda rank: rank.state),
         Column("STEP", lambda rank: "-" if rank.step is None else str(rank.step)),
-        Column("STEP TIME", lambda rank: time_words(rank.step_ms, 1e-3)),
-        Column("OWN TIME", lambda rank: time_words(rank.own_ms, 1e-3)),
-        Column("MEMORY", lambda rank: size_words(rank.memory)),
+        Column("STEP TIME", lambda rank: time_words(rank.step_ms, 1e-3), drop=3),
+        Column("OWN TIME", lambda rank: time_words(rank.own_ms, 1e-3), drop=2),
+        Column("MEMORY", lambda rank: size_words(rank.memory), drop=1),
         Column("", slow_words),
     )
 )

@@ -8,6 +8,8 @@ from typing import Any
 
 from orchestrator.config.launch import Where
 from orchestrator.views.dashboard.app import Board, Guard, dashboard_app
+from orchestrator.views.top.sample import TopSample
+from tests.views.top.samples import job, sample
 
 
 @dataclass
@@ -23,10 +25,11 @@ class Site:
 
     root: Path
     stopped: list[str] = field(default_factory=list)
+    sample: TopSample = field(default_factory=lambda: sample(job("train")))
 
     def __post_init__(self) -> None:
         self.guard = Guard(8321)
-        self.board = Board(Where(experiments=self.root), self.guard, self.stop)
+        self.board = Board(Where(experiments=self.root), self.guard, self.stop, lambda: self.sample)
         self.app = dashboard_app(self.board)
 
     def stop(self, name: str) -> str:

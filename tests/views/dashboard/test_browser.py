@@ -11,7 +11,7 @@ import pytest
 from tests.browser import Browser
 from tests.launching import BIN, Command
 from tests.views.report.reports import experiment, line
-from tests.views.report.test_browser import near, pixels
+from tests.views.report.test_browser import near
 
 pytestmark = pytest.mark.browser
 
@@ -88,7 +88,7 @@ def test_page_updates_and_works_by_keys(served: tuple[Path, str], tmp_path: Path
         ):
             browser.look(1000, 900, dark=dark)
             browser.eval("document.getElementById('chart-0').scrollIntoView()")
-            colors = pixels(browser.picture(tmp_path / "picture.png"))
+            colors = browser.colors(browser.picture(tmp_path / "picture.png"))
             assert colors[bytes(paper)] > 10_000
             assert sum(count for each, count in colors.items() if near(each, color)) > 300
         browser.open(url.partition("/?")[0])

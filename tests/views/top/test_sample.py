@@ -16,13 +16,17 @@ from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Connection, Transport
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.facts import Checkup
+from orchestrator.protocol.requests.claims import ClaimEntry
 from orchestrator.protocol.requests.machine import Examine
+from orchestrator.protocol.requests.start import LockTableState, ReadLockTable
 from orchestrator.records.experiment import Attempt
 from orchestrator.records.metrics import progress, trainers
 from orchestrator.views.top import sample as sampled
 from orchestrator.views.top.sample import NodeSample, Watch
 from tests.views.report.reports import experiment, line, train_again
 from tests.views.top.samples import gpu, load, rank
+
+CLAIM = ClaimEntry(id="a", state="running", job="train", since=1.0, keys=("gpu-0", "slot-1"))
 
 
 class NoTransport(Transport):
@@ -34,8 +38,7 @@ def test_rates_need_two_looks() -> None:
     # The counter of sent bytes was reset.
     now = before.replace(received=3000, sent=1000, at=12.0)
     assert sampled.rates_between(before, now) == (1000.0, 0.0)
-    assert sampled.rates_between(None, now) == (None, None)
-    assert sampled.rates_between(now, now) == (None, None)
+    assert sampled.rates_between(None, now) == sampled.rates_between(now, now) == (None, None)
 
 
 def test_slowest_rank_is_named_one_still_behind() -> None:
@@ -139,8 +142,7 @@ def test_old_answer_is_not_shown_as_current(refusing: Refusing) -> None:
     node.since = time.monotonic() - 2.0
     assert node.newest() is node.last
     node.since -= 2 * sampled.STALE_SECONDS
-    assert node.newest().checkup is None
-    assert node.newest().problem == "it has not answered for 12 s"
+    assert node.newest() == NodeSample("late", problem="it has not answered for 12 s")
 
 
 class Asked:
@@ -149,7 +151,9 @@ class Asked:
     def __init__(self) -> None:
         self.parts: list[tuple[str, ...]] = []
 
-    def ask(self, question: Examine, _: float) -> Checkup:
+    def ask(self, question: Examine | ReadLockTable, _: float) -> Checkup | LockTableState:
+        if isinstance(question, ReadLockTable):
+            return LockTableState(entries=(CLAIM,))
         self.parts.append(question.parts)
         gpus = (gpu(0, 1), gpu(1, 1)) if "gpus" in question.parts else None
         return Checkup(gpus=gpus, load=load())
@@ -163,6 +167,7 @@ def test_gpus_are_asked_at_intervals(refusing: Refusing) -> None:
     node.gpus_at -= sampled.GPU_SECONDS
     node.ask(channel)  # type: ignore[arg-type]
     assert channel.parts == [("gpus", "load"), ("load",), ("load",), ("gpus", "load")]
+    assert node.claims == (CLAIM,)
 
 
 def test_jobs_are_found_with_experiments(tmp_path: Path) -> None:

@@ -1,12 +1,16 @@
 """A look at all nodes in words."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from orchestrator.protocol.requests.claims import ClaimEntry
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top import table
+from orchestrator.views.top.sample import CONNECTING, NodeSample, TopSample
 from tests.views.top.samples import gpu, job, sample
+from tests.views.top.test_sample import CLAIM
 
 
 def test_node_row_has_every_column() -> None:
@@ -24,6 +28,18 @@ def test_node_row_has_every_column() -> None:
     }
     assert two[4:] == ["none", "-", "0 B/s", "2 GB/s", "free"]
     assert gone == ["gone", *["-"] * 7, "it does not answer"]
+
+
+def test_totals_count_nodes_gpus_and_jobs() -> None:
+    waits = ClaimEntry(id="b", state="waiting", job="next", since=2.0, wants=2)
+    seen = sample(job("train"))
+    one, two, gone = seen.nodes
+    nodes = replace(one, claims=(CLAIM, waits)), replace(two, claims=(waits,)), gone
+    words = ["2 of 3 nodes", "2 of 2 GPUs used, 1 held", "1 job running, 1 queued"]
+    for width, shown in ((None, words), (60, words[1:]), (30, words[2:])):
+        assert table.totals(replace(seen, nodes=nodes), width) == " · ".join(shown)
+    first = NodeSample("one", problem=CONNECTING)
+    assert table.totals(TopSample(0.0, (first,), ()), None) == "connecting to 1 node ..."
 
 
 def test_job_row_has_every_column() -> None:
