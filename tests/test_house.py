@@ -596,7 +596,7 @@ BUDGETS = {
     "traces": 287,
     "trackers": 187,
     "views": 25,
-    "views/dashboard": 355,
+    "views/dashboard": 356,
     "views/profile": 179,
     "views/report": 601,
     "views/top": 828,
