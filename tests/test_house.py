@@ -557,7 +557,7 @@ BUDGETS = {
     "launchers": 372,
     "local_cluster": 356,
     "protocol": 1386,
-    "records": 1721,
+    "records": 1698,
     "engine": 224,
     "engine/core": 1932,
     "engine/data": 672,

@@ -19,9 +19,6 @@ from orchestrator.protocol.message import Check, Count, Moment, Nonsense
 
 FORMAT = 1
 NAME = "manifest.json"
-# The most characters of a name in a manifest.
-LONGEST_TEXT = 4096
-Text = Annotated[str, Check("a name", lambda text: len(text) <= LONGEST_TEXT)]
 Sha256 = Annotated[str, Check("a checksum", re.compile("[0-9a-f]{64}").fullmatch)]
 
 
@@ -43,9 +40,9 @@ class Manifest:
     world: Count
     files: Mapping[str, FileRecord]
     # Identifies the run that saved it: the same on every node, different for every run.
-    save: Text = ""
+    save: str = ""
     # The host that wrote each file, if the nodes share no disk.
-    hosts: Mapping[Text, Text] = dataclasses.field(default_factory=dict)
+    hosts: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 def shown_name(name: str | Path) -> str:

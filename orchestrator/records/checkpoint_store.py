@@ -128,9 +128,7 @@ def _saving(directory: Path, step: int) -> contextlib.AbstractContextManager[Non
 def _close_to_others(partial: Path, names: Sequence[str]) -> None:
     """Remove the write permissions of group and others that a loose umask has left."""
     for path in (partial, *(partial / name for name in names)):
-        mode = stat.S_IMODE(path.stat().st_mode)
-        if mode & 0o022:
-            path.chmod(mode & ~0o022)
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)
 
 
 def mark_best(directory: Path, step: int) -> None:

@@ -200,6 +200,11 @@ class JobRecord:
         return self.batch or bool(self.part_of)
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Return True if this is another machine's part of a job."""
+        return bool(self.part_of) and self.head.host != os.uname().nodename
+
+    @property
     def scheduled(self) -> bool:
         """Return True if a scheduler owns its nodes and gives them to other jobs afterwards."""
         return self.batch or self.slurm_job is not None
@@ -274,10 +279,9 @@ def read_record(directory: int, path: Path, *, trusted: bool = False) -> JobReco
 
 
 def to_json_lines(value: object) -> str:
-    """Return JSON on one line, or a line for each element of a list of objects."""
-    lines = list(map(to_json, value)) if isinstance(value, list) else []
-    if lines and lines[0].startswith("{"):
-        return "[\n " + ",\n ".join(lines) + "\n]"
+    """Return JSON on one line, or a line for each element of a list."""
+    if isinstance(value, list) and value:
+        return "[\n " + ",\n ".join(map(to_json, value)) + "\n]"
     return to_json(value)
 
 
@@ -383,14 +387,6 @@ class Experiment:
         if self.trusted and self.path.stat().st_uid == os.geteuid():
             trust.sign_orders(self.path, record.orders)
 
-    @property
-    def elsewhere(self) -> bool:
-        """Return True if this is another machine's part of a job."""
-        with contextlib.suppress(UsageError):
-            record = self.read_record()
-            return bool(record.part_of) and record.head.host != os.uname().nodename
-        return False
-
     def slurm_job(self) -> str | None:
         try:
             return files.read_plain(self.path / SLURM_JOB).decode("ascii").strip() or None
@@ -424,11 +420,10 @@ class Experiment:
     def name_head(self, *, background: bool) -> None:
         """Write the identity of this process into the lock, which it holds."""
         assert self._lock is not None
-        who = replace(this_head(), background=background)
         # On a full disk, only the name of the head is lost.
         with contextlib.suppress(OSError):
             os.ftruncate(self._lock, 0)
-            os.pwrite(self._lock, to_json(who).encode(), 0)
+            os.pwrite(self._lock, to_json(this_head(background=background)).encode(), 0)
 
     @property
     def followed(self) -> bool:
@@ -555,5 +550,5 @@ def is_of_another_login(descriptor: int) -> bool:
     return False
 
 
-def this_head() -> Head:
-    return Head(os.uname().nodename, os.getpid(), time.time())
+def this_head(*, background: bool = False) -> Head:
+    return Head(os.uname().nodename, os.getpid(), time.time(), background)

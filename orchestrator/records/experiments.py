@@ -82,14 +82,14 @@ def read_in(directory: int, name: str, where: Where) -> tuple[JobRecord, bool]:
     return record, where.trust_record or trust.signed_exposure(directory, record.orders) is not None
 
 
-def unfinished_experiments(where: Where) -> list[Experiment]:
+def unfinished_experiments(where: Where) -> list[tuple[Experiment, JobRecord]]:
     """Return the experiments that are not over by their records, the newest last."""
     found = []
     for experiment in list_experiments(where):
         # An experiment without a readable record has no running job.
         with contextlib.suppress(UsageError):
-            found += [experiment] * (not experiment.read_record().over)
-    return found
+            found.append((experiment, experiment.read_record()))
+    return [(experiment, record) for experiment, record in found if not record.over]
 
 
 def passed_over(root: Path) -> list[Untrusted]:
@@ -125,19 +125,11 @@ def _entries(root: Path) -> list[tuple[Path, str]]:
 
 
 def find_experiment(where: Where, wanted: str | None) -> Experiment | None:
-    """Find an experiment by directory or name. Without a name, return the newest trusted one.
-
-    The machines of a job that was started by hand may share a disk. Without a name, this machine's
-    part then precedes the parts of others.
-    """
+    """Find an experiment by directory or name. Without a name, return the newest trusted one."""
     if wanted == "":
         raise UsageError("the name of the experiment is empty", EMPTY)
     if wanted is None:
-        known = list_experiments(where)[::-1]
-        return next(
-            (candidate for candidate in known if not candidate.elsewhere),
-            known[0] if known else None,
-        )
+        return next(reversed(list_experiments(where)), None)
     for path in (where.experiments / wanted, Path(wanted)):
         # A symbolic link is followed, because the user named it.
         if (path / RECORD).is_file():

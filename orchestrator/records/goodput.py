@@ -8,6 +8,7 @@ The parts always add up to the wall clock. The engine reports the times of each 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,19 +69,19 @@ class Account:
 def divide_time(spans: Sequence[Span], accounts: Mapping[int, Account]) -> dict[str, float]:
     """Return seconds by part. Time between two attempts counts as the start of the second one."""
     parts = dict.fromkeys(PARTS, 0.0)
-    reached, before = 0, None
+    reached, ended = 0, math.inf
     for span in spans:
         account = accounts.get(span.number)
         if account is None:
-            found = _of_foreign(span)
+            lengths = cuts(span, span.ranks, span.failed or span.ended)
+            found = dict(zip(("start", "unknown", "stop"), lengths, strict=True))
         else:
             found = _of_engine(span, account, reached)
             reached = max(reached, account.step)
-        if before is not None:
-            found["start"] += max(0.0, span.started - before.ended)
+        found["start"] += max(0.0, span.started - ended)
         for name, seconds in found.items():
             parts[name] += seconds
-        before = span
+        ended = span.ended
     return parts
 
 
@@ -95,11 +96,6 @@ def cuts(span: Span, *moments: float | None) -> list[float]:
         lengths.append(upto - at)
         at = upto
     return lengths
-
-
-def _of_foreign(span: Span) -> dict[str, float]:
-    start, unknown, stop = cuts(span, span.ranks, span.failed or span.ended)
-    return {"start": start, "unknown": unknown, "stop": stop}
 
 
 def _of_engine(span: Span, spoken: Account, reached: int) -> dict[str, float]:

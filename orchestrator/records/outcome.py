@@ -9,15 +9,6 @@ from orchestrator.protocol.requests.follow import PartReceipt
 
 
 @dataclass(frozen=True)
-class OtherFailure:
-    """A further rank that failed by itself, in another way than the first one."""
-
-    rank: int | None = None
-    node: int | None = None
-    message: str = ""
-
-
-@dataclass(frozen=True)
 class Cause:
     """One thing that went wrong on a node, or on no single one, at a time of the head's clock."""
 
@@ -41,7 +32,8 @@ class JobVerdict(Cause):
     title: str = ""
     # Ranks that failed in the same way.
     same: tuple[int, ...] = ()
-    also: tuple[OtherFailure, ...] = ()
+    # Further ranks that failed by themselves, in another way than the first one.
+    also: tuple[Cause, ...] = ()
     # The number of other ranks that ended because of it.
     others: int = 0
 

@@ -77,7 +77,7 @@ def list_jobs(where: Where, *, running: bool, every: bool, tags: Sequence[str] =
     """
     known = experiments.list_experiments(where)[::-1]
     if running:
-        left = {each.path for each in experiments.unfinished_experiments(where)}
+        left = {each.path for each, _ in experiments.unfinished_experiments(where)}
         known = [each for each in known if each.path in left]
     if tags:
         known = [each for each in known if set(tags) <= set(tags_of(each))]

@@ -18,7 +18,7 @@ from orchestrator.node.machine import nvidia
 from orchestrator.protocol.events import Ended, RankEnded, RankError
 from orchestrator.protocol.facts import Xid
 from orchestrator.records.experiment import NodeRecord
-from orchestrator.records.outcome import Cause, JobVerdict, OtherFailure
+from orchestrator.records.outcome import Cause, JobVerdict
 
 FRAME = re.compile(r'^\s*File "([^"\n]+)", line (\d+)(?:,? in (\S+))?', re.MULTILINE)
 PACKAGES = re.compile(
@@ -408,7 +408,8 @@ def conclude_verdict(failures: Sequence[Failure], ended_badly: int) -> JobVerdic
         title=failure_kinds.title_of(first.kind),
         same=tuple(sorted(f.rank for f in same if f.rank is not None)),
         also=tuple(
-            OtherFailure(f.rank, f.node, printable_text(first_line(f.message))) for f in also
+            Cause(rank=f.rank, node=f.node, message=printable_text(first_line(f.message)))
+            for f in also
         ),
         others=max(0, ended_badly - known),
     )
@@ -427,7 +428,7 @@ def not_started(
     if not unable:
         return cause
     first, *others = unable
-    also = tuple(OtherFailure(node=node.index, message="also its part") for node in others)
+    also = tuple(Cause(node=node.index, message="also its part") for node in others)
     return replace(cause, node=first.index, node_name=first.name, also=also)
 
 

@@ -318,9 +318,11 @@ def find_experiment(where: Where, wanted: str | None) -> Experiment | None:
     newest = experiments.find_experiment(where, wanted)
     if wanted is not None or newest is None:
         return newest
-    unfinished = experiments.unfinished_experiments(where)
-    read = [(each, each.read_record()) for each in unfinished if not each.elsewhere]
-    candidates = [(each, record) for each, record in read if each.is_launched_here(record)]
+    candidates = [
+        (each, record)
+        for each, record in experiments.unfinished_experiments(where)
+        if not record.is_elsewhere and each.is_launched_here(record)
+    ]
     if [candidate.path for candidate, _ in candidates] in ([], [newest.path]):
         return newest
     known = [

@@ -200,14 +200,14 @@ WORDS = {
     "mfu": "MFU, against the vendor's peak",
     "mfu_measured": "MFU, against measured peak",
 }
-RATIOS = ("mfu", "mfu_measured")
 # Units by the end of a name.
-UNITS = {"_ms": "ms", "seconds": "s", "_bytes": "bytes", "_per_s": "/s"}
+UNITS = {
+    **{"mfu": "ratio", "mfu_measured": "ratio"},
+    **{"_ms": "ms", "seconds": "s", "_bytes": "bytes", "_per_s": "/s"},
+}
 
 
 def unit_of(name: str) -> str:
-    if name in RATIOS:
-        return "ratio"
     return next((unit for end, unit in UNITS.items() if name.endswith(end)), "")
 
 

@@ -86,22 +86,18 @@ class GrowingFile:
 
 def sampled_lines(path: Path, places: int) -> Iterator[Line]:
     """Yield the lines of a small file, or the lines at evenly spaced places of a large one."""
-    try:
-        with files.open_plain(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size <= WHOLE_BYTES:
-                yield from filter(None, map(parse_line, file.read(WHOLE_BYTES).split(b"\n")))
-                return
-            for place in range(places):
-                file.seek(size * place // places)
-                if place:
-                    # The place is within a line, whose rest is skipped.
-                    file.readline(LINE_BYTES)
-                if (line := parse_line(file.readline(LINE_BYTES))) is not None:
-                    yield line
-    except OSError:
-        # The file may be removed or unreadable.
-        return
+    # The file may be removed or unreadable.
+    with contextlib.suppress(OSError), files.open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= WHOLE_BYTES:
+            yield from filter(None, map(parse_line, file.read(WHOLE_BYTES).split(b"\n")))
+        for place in range(places if size > WHOLE_BYTES else 0):
+            file.seek(size * place // places)
+            if place:
+                # The place is within a line, whose rest is skipped.
+                file.readline(LINE_BYTES)
+            if (line := parse_line(file.readline(LINE_BYTES))) is not None:
+                yield line
 
 
 def last_lines(path: Path, most: int) -> Iterator[Line]:

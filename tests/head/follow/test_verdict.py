@@ -14,7 +14,7 @@ from orchestrator.head.follow.verdict import (
 )
 from orchestrator.protocol.events import Ended, RankEnded
 from orchestrator.protocol.message import decode_value
-from orchestrator.records.outcome import JobVerdict, OtherFailure
+from orchestrator.records.outcome import Cause, JobVerdict
 
 
 def of_rank(node: int, name: str, event: dict[str, Any], time: float) -> Failure:
@@ -619,7 +619,7 @@ def test_verdict_counts_same_and_caused_failures() -> None:
     ]
     told = verdict_of(failures, 10)
     assert (told.rank, told.same, told.others) == (0, (2,), 7)
-    assert told.also == (OtherFailure(3, 0, "another"),)
+    assert told.also == (Cause(rank=3, node=0, message="another"),)
     assert to_lines(told)[1:] == [
         "  the same on rank 2",
         "  rank 3 on node 0 failed by itself too: another",
