@@ -109,6 +109,18 @@ def interrupt_when(there: Callable[[], object]) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
+def missing_lines(page: Path, text: str) -> list[str]:
+    """The lines of a page's ```text that an output lacks.
+
+    `...` stands for anything, and a number with a point for any other.
+    """
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", page.read_text("utf-8"), re.M | re.S)
+    shapes = {
+        line: re.sub(r"\d+\\\.\d+", r"[\\d.]+", re.escape(line)) for line in shown.split("\n")
+    }
+    return [line for line in shapes if not re.search(shapes[line].replace(r"\.\.\.", ".*"), text)]
+
+
 class Head:
     """The head node: a directory in which the commands are typed, and the cluster they reach."""
 

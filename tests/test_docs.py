@@ -152,6 +152,7 @@ USERS = [
     *sorted(ROOT.glob("docs/guide/*.md")),
     *sorted(ROOT.glob("docs/reference/*.md")),
     *sorted(ROOT.glob("docs/coming-from/*.md")),
+    *sorted(ROOT.glob("docs/recipes/*.md")),
 ]
 # That page is for contributors.
 USERS = sorted({*USERS} - {ROOT / "docs/protocol.md"})
@@ -204,12 +205,12 @@ def test_user_pages_are_short() -> None:
 
 
 def test_guide_fits_one_screen() -> None:
-    """A guide has commands, cases and links to the reference: few words, few lines, short code
-    lines.
+    """A guide or a recipe has commands, cases and links to the reference: few words, few lines,
+    short code lines.
 
     The source is measured and not the page: its height depends on the fonts of a machine.
     """
-    pages = sorted(ROOT.glob("docs/guide/*.md"))
+    pages = sorted([*ROOT.glob("docs/guide/*.md"), *ROOT.glob("docs/recipes/*.md")])
     limits = {"words": 350, "lines": 48, "lines of code": 25, "letters in a line of code": 128}
     long = {}
     for page in pages:

@@ -63,9 +63,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     A fence may name its file (```python train.py), or say that it is not run (```sh elsewhere).
     A link out of docs/ leads to a file of the clone, which a site does not have: it becomes text.
-    A how-to page is one screen, so it has no table of contents beside it.
+    A how-to page or a recipe is one screen, so it has no table of contents beside it.
     """
-    if page.file.src_uri.startswith("guide/"):
+    if page.file.src_uri.startswith(("guide/", "recipes/")):
         page.meta["hide"] = ["toc"]
     markdown = re.sub(r"^(```\w+) (\S+\.\w+)$", r'\1 title="\2"', markdown, flags=re.M)
     markdown = re.sub(r"^(```\w+) (?!title=).*$", r"\1", markdown, flags=re.M)

@@ -46,14 +46,16 @@ def test_exec_json_has_output_of_every_node(head: Head) -> None:
         assert (node["code"], node["stdout"], node["stderr"]) == (137, "out\n", "e\n")
 
 
-def test_exec_reports_node_that_is_down(head: Head) -> None:
+def test_exec_and_top_report_node_that_is_down(head: Head) -> None:
     head.cluster.kill_sshd(1)
     try:
         command = head.command("orchestrator", "exec", "--", "echo", "here").ends(4)
+        top = head.command("orchestrator", "top", "--once").ends(4)
     finally:
         head.cluster.start_sshd(1)
     assert "node0 | here" in command.lines
     assert "refuses connections" in command.text and "is sshd running there" in command.text
+    assert "refuses connections" in top.text and "no job is seen; 1 node" in top.text
 
 
 @pytest.mark.parametrize("how", ["Ctrl-C", "kill -9", "time-out"])
@@ -109,12 +111,3 @@ def is_seen_among_all_nodes(head: Head) -> None:
     (running,) = seen["jobs"]
     assert running["experiment"] == head.experiment.name
     assert running["nodes"] == head.cluster.addresses[:1]
-
-
-def test_top_shows_node_that_is_down(head: Head) -> None:
-    head.cluster.kill_sshd(1)
-    try:
-        command = head.command("orchestrator", "top", "--once").ends(4)
-    finally:
-        head.cluster.start_sshd(1)
-    assert "refuses connections" in command.text and "no job is seen; 1 node" in command.text

@@ -58,14 +58,10 @@ def test_table_lists_every_cause_of_failure(
     assert not any(line.strip().startswith(addresses[0] + " ") for line in lines)
 
 
-def test_login_that_hangs_is_named(
-    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
-) -> None:
+def test_login_that_hangs_is_named(lonely: Head) -> None:
     """The shell of the login never comes to our command: an rc file that waits."""
-    cluster = netns_cluster(2)
-    head = Head(cluster, tmp_path)
-    (cluster.home(1) / ".bashrc").write_text("sleep 1000\n")
-    line = cause_of(launch_in_vain(head), cluster.addresses[1])
+    (lonely.cluster.home(1) / ".bashrc").write_text("sleep 1000\n")
+    line = cause_of(launch_in_vain(lonely), lonely.cluster.addresses[1])
     assert "login shell" in line
 
 

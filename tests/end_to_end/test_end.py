@@ -7,11 +7,9 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.config.schema import Config
-from tests.clusters.netns import NetnsCluster
 from tests.conftest import Cluster
 from tests.launching import PATIENCE, Head
 from tests.node.running import wait_until
@@ -204,23 +202,19 @@ def test_stop_during_start_ends_every_part(head: Head) -> None:
     assert "has ended already (stopped)" in again.text
 
 
-def test_node_lost_for_good_ends_job(
-    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
-) -> None:
-    cluster = netns_cluster(2)
-    head = Head(cluster, tmp_path)
-    script = head.script("save.py", SAVE)
-    command = head.launch("--no-torchrun", "--node-loss-timeout", "3", script, "polite")
+def test_node_lost_for_good_ends_job(lonely: Head) -> None:
+    script = lonely.script("save.py", SAVE)
+    command = lonely.launch("--no-torchrun", "--node-loss-timeout", "3", script, "polite")
     command.wait_for("ready")
     command.wait_for("ready")
-    cluster.cut(1)
+    lonely.cluster.cut(1)
     command.wait_for("node 1 .*no word")
     assert command.finish() == 4
-    assert head.record["state"] == "lost" and head.record["verdict"]["node"] == 1
-    assert not head.left(0)
-    cluster.restore(1)
-    head.command("orchestrator", "emergency-stop").ends()
-    assert head.nothing_left()
+    assert lonely.record["state"] == "lost" and lonely.record["verdict"]["node"] == 1
+    assert not lonely.left(0)
+    lonely.cluster.restore(1)
+    lonely.command("orchestrator", "emergency-stop").ends()
+    assert lonely.nothing_left()
 
 
 def test_closed_terminal_leaves_job(head: Head) -> None:

@@ -10,12 +10,11 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.clusters.netns import NetnsCluster
 from tests.launching import BIN, Head
 from tests.node.running import wait_until
 
@@ -53,26 +52,24 @@ def numbered(head: Head, node: int, rank: int) -> bool:
     return mine == expected and f"TOTAL {total}" in lines
 
 
-def test_short_cut_loses_no_output(
-    netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
-) -> None:
-    cluster = netns_cluster(2)
-    head = Head(cluster, tmp_path)
-    command = head.launch("--no-torchrun", head.script("count.py", COUNT), str(tmp_path))
+def test_short_cut_loses_no_output(lonely: Head) -> None:
+    command = lonely.launch(
+        "--no-torchrun", lonely.script("count.py", COUNT), str(lonely.directory)
+    )
     command.wait_for(r"node1 rank1 \| line 20 ")
-    cluster.cut(1)
+    lonely.cluster.cut(1)
     began = time.monotonic()
     command.wait_for(r"node 1 .*no word")
     time.sleep(max(0.0, 12 - (time.monotonic() - began)))
     assert command.process.poll() is None
-    before = len(head.log(1))
-    cluster.restore(1)
+    before = len(lonely.log(1))
+    lonely.cluster.restore(1)
     command.wait_for(r"node 1 .*is back")
-    (tmp_path / "stop").touch()
+    (lonely.directory / "stop").touch()
     assert command.finish() == 0, command.text
-    assert len(head.log(1)) > before
+    assert len(lonely.log(1)) > before
     for node in (0, 1):
-        assert same_bytes(head, node) and numbered(head, node, node)
+        assert same_bytes(lonely, node) and numbered(lonely, node, node)
 
 
 def test_attach_continues_after_killed_head(head: Head) -> None:

@@ -6,10 +6,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.clusters.netns import NetnsCluster
 from tests.launching import PATIENCE, Command, Head
@@ -26,12 +23,6 @@ while not os.path.exists(place + "/end"):
         raise ValueError("it was told to")
     time.sleep(0.02)
 """
-
-
-@pytest.fixture
-def lonely(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> Head:
-    """A head with a cluster of its own, whose links may be cut."""
-    return Head(netns_cluster(2), tmp_path)
 
 
 def wait_until(condition: Callable[[], Any], patience: float) -> float:

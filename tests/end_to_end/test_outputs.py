@@ -3,10 +3,7 @@
 import json
 import re
 import signal
-from pathlib import Path
 from typing import Any
-
-import pytest
 
 from tests.launching import BIN, PATIENCE, Command, Head
 from tests.node.running import wait_until
@@ -40,12 +37,6 @@ ENDLESS = [
     *("model.target=slow:model", "dataset.target=slow:data", "training.loss=slow:loss"),
     *("logging.interval=1", "training.batch_size=2", "training.max_steps=100000"),
 ]
-
-
-@pytest.fixture
-def apart(netns_cluster: Any, tmp_path: Path) -> Head:
-    """Every host has a directory of its own where the head has its experiments."""
-    return Head(netns_cluster(2, tmpfs=[str(tmp_path)]), tmp_path)
 
 
 def test_metrics_traces_and_checkpoints_are_fetched(

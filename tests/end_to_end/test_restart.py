@@ -1,10 +1,6 @@
 """A job that fails is started again: its state and files, one log, and an end that is proved."""
 
 import json
-from pathlib import Path
-from typing import Any
-
-import pytest
 
 from tests.launching import Head
 
@@ -27,12 +23,6 @@ if attempt == 1 and rank == 3:
     os.kill(os.getpid(), signal.SIGKILL)
 dist.barrier()
 """
-
-
-@pytest.fixture
-def apart(netns_cluster: Any, tmp_path: Path) -> Head:
-    """Every host has a directory of its own where the head has its experiments."""
-    return Head(netns_cluster(2, tmpfs=[str(tmp_path)]), tmp_path)
 
 
 def resume_dirs(head: Head) -> list[str]:

@@ -110,32 +110,31 @@ def train_beside(place: Path) -> None:
     train.main()
 
 
-def test_next_attempt_takes_back_lost_node(netns_cluster: Any, tmp_path: Path) -> None:
+def test_next_attempt_takes_back_lost_node(lonely: Head) -> None:
     """A step keeps its samples on two ranks, on one, and on two again."""
-    head = Head(netns_cluster(2), tmp_path)
-    head.script("own_data.py", DATA)
+    lonely.script("own_data.py", DATA)
     settings = [*ENGINE, "--set", f"{ACCUMULATE}=3", "--max-restarts", "2"]
-    whole = undisturbed(tmp_path, f"{ACCUMULATE}=3")
-    lost = head.cluster.addresses[1]
+    whole = undisturbed(lonely.directory, f"{ACCUMULATE}=3")
+    lost = lonely.cluster.addresses[1]
     options = ["--nnodes", "1:2", "--node-loss-timeout", "3", "--connect-timeout", "2"]
     options += ["--env", "SLOW_ATTEMPTS=12", "--sync", "always"]
-    command = head.launch(*settings, *options)
+    command = lonely.launch(*settings, *options)
     command.wait_for("saved step 4")
-    head.cluster.cut(1)
+    lonely.cluster.cut(1)
     command.wait_for("the job continues with 1 of 2 nodes")
     command.wait_for("1 rank in place of 2: a step has 6 micro-batches of each, 6 as before")
     command.wait_for(r"saved step \d+: ")
-    head.cluster.restore(1)
-    head.cluster.exec(0, ["pkill", "-KILL", "-x", "rank0"])
+    lonely.cluster.restore(1)
+    lonely.cluster.exec(0, ["pkill", "-KILL", "-x", "rank0"])
     command.wait_for(f"{lost} joins")
     assert command.finish() == 0, command.text
 
-    record = head.record
+    record = lonely.record
     assert record["state"] == "done" and len(record["nodes"]) == 2
     attempts = record["attempts"]
     assert [one["state"] for one in attempts] == ["lost", "failed", "done"]
     assert [len(one["nodes"]) for one in attempts] == [2, 1, 2]
     goodput, wall = record["goodput"], record["ended"] - record["started"]
     assert sum(goodput.values()) == pytest.approx(wall, abs=0.1)
-    same_training(head, whole, command.text, (2, 1, 2))
-    assert head.nothing_left()
+    same_training(lonely, whole, command.text, (2, 1, 2))
+    assert lonely.nothing_left()

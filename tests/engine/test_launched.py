@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from orchestrator.engine import train
 from tests.engine.worlds import Job, run
-from tests.launching import BIN, Command, Head
+from tests.launching import BIN, Command, Head, missing_lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,9 +28,9 @@ def typed(head: Head, *words: str) -> Command:
 @pytest.mark.cluster
 def test_ctrl_c_saves_and_resume_continues(head: Head) -> None:
     """Asked to stop, all ranks end after one step; the next launch begins with the one after, and
-    the commands for checkpoints find what was saved."""
-    endless = ["--nproc", "1", "--set", "training.max_steps=100000"]
-    command = head.launch(*endless)
+    the commands for checkpoints find what was saved. By the recipe of docs/recipes/engine.md."""
+    recipe = ["--nproc", "1", "--config", str(ROOT / "scripts/examples/engine.yaml")]
+    command = head.launch(*recipe, "--set", "training.max_steps=100000")
     command.wait_for(r"node0 rank0 \| hybrid_shard: 2 copies of the parameters, each in 1 shard")
     command.wait_for(r"step +10/100000")
     command.interrupt()
@@ -45,9 +45,9 @@ def test_ctrl_c_saves_and_resume_continues(head: Head) -> None:
     assert head.nothing_left()
 
     steps = str(step + 5)
-    again = ["--set", "checkpoint.resume=auto", "--set", f"training.max_steps={steps}"]
-    second = head.run("--nnodes", "1", "--nproc", "1", *again)
+    second = head.run("--nnodes", "1", *recipe, "--set", f"training.max_steps={steps}")
     assert f"resuming after step {step}, from {first}" in second.text
+    assert not missing_lines(ROOT / "docs/recipes/engine.md", command.text + second.text)
     assert last_step(head.experiment, 0) == step + 5
 
     listed = typed(head, "ls", "--json").ends()
