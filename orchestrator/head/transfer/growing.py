@@ -10,6 +10,7 @@ steps that it repeats, so its file is fetched from the beginning.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -135,22 +136,14 @@ class GrowingFiles:
             size = self._size(path)
             if size < file.size or (self.is_own(path) and file != self.looked_at.get(path)):
                 self.looked_at[path] = file
-                request = ReadFile(place=listing.place, path=path, offset=0)
-                self._ask(request, min(size, file.size))
+                begin = max(0, min(size, file.size) - SEAM_BYTES)
+                self.questions.append(ReadFile(place=listing.place, path=path, offset=begin))
 
     def _size(self, path: str) -> int:
-        try:
+        # The file was never here, or was deleted.
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             return os.lstat(self.outputs / path).st_size
-        except FileNotFoundError:
-            # The file was never here, or was deleted.
-            return 0
-        except NotADirectoryError:
-            self.foreign.add(path)
-            return 0
-
-    def _ask(self, request: ReadFile, size: int) -> None:
-        """Queue a request for the bytes after the first `size`, with an overlap."""
-        self.questions.append(request.replace(offset=max(0, size - SEAM_BYTES)))
+        return 0
 
     def _take(self, request: ReadFile, data: bytes) -> None:
         """Append new bytes if the overlap is the same as in the local file."""
@@ -174,4 +167,4 @@ class GrowingFiles:
             self.grown.add(path)
             local.write(data[seam:])
         if len(data) == PIECE_BYTES:
-            self._ask(request, request.offset + len(data))
+            self.questions.append(request.replace(offset=request.offset + len(data) - SEAM_BYTES))

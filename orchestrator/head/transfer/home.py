@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from orchestrator.common import text
 from orchestrator.common.text import format_bytes, plural
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.fetch import Fetch
@@ -56,9 +55,7 @@ def bring_outputs(
             continue
         whole = file.path.startswith(RESULTS) or GROWS.fullmatch(file.path)
         if file.size > LARGEST_BYTES and not whole:
-            stays[file.place or listing.place].append(
-                f"{file.path} ({text.format_bytes(file.size)})"
-            )
+            stays[file.place or listing.place].append(f"{file.path} ({format_bytes(file.size)})")
         elif file.kind == "file":
             taken.append(file)
     fetch = Fetch(

@@ -10,7 +10,7 @@ import stat
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from orchestrator.common import files
@@ -33,15 +33,9 @@ class Scan:
         # The error for files that are too large to be sent; the tree is without them.
         self.refused: CheckFailed | None = None
         self.cancelled = threading.Event()
-        self.found: Future[Tree] = Future()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    def _run(self) -> None:
-        try:
-            self.found.set_result(self._scan())
-        # tree() raises it where the result is needed.
-        except Exception as error:  # noqa: BLE001
-            self.found.set_exception(error)
+        pool = ThreadPoolExecutor(1)
+        self.found = pool.submit(self._scan)
+        pool.shutdown(wait=False)
 
     def _scan(self) -> Tree:
         paths, notes = list_tree(self.directory, self.rules, self.cancelled.is_set)

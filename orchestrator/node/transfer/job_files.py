@@ -29,7 +29,7 @@ from orchestrator.node.transfer.receive import (
     looks_of,
 )
 from orchestrator.node.transfer.store import Store
-from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry, is_inside
+from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry, link_is_inside
 from orchestrator.protocol.requests.transfer import (
     AskJobFiles,
     JobFiles,
@@ -192,18 +192,11 @@ def is_left(name: str, apart: Collection[str], path: str, entry: os.DirEntry[str
 
 def saved_as(name: str, root: str, file: OutputFile) -> Iterator[OutputFile]:
     """Yield a listed file or link with the name of its directory; skip links that lead outside."""
-    target = inner_target(root, file) if file.kind == "link" else ""
-    if file.kind == "file" or target:
-        yield file.replace(place=name, target=target)
-
-
-def inner_target(root: str, link: OutputFile) -> str:
-    """Return the relative target of a link, or an empty string if it leads outside."""
-    above, target = os.path.join(root, os.path.dirname(link.path)), link.target
+    target = file.target
     if os.path.isabs(target):
-        target = os.path.relpath(target, above)
-    inside = os.path.relpath(os.path.normpath(os.path.join(above, target)), root)
-    return target if is_inside(os.fsencode(inside)) else ""
+        target = os.path.relpath(target, os.path.join(root, os.path.dirname(file.path)))
+    if file.kind == "file" or link_is_inside(file.path, target):
+        yield file.replace(place=name, target=target)
 
 
 # -- what has come from the master ---------------------------------------------------------------

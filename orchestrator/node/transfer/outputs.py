@@ -42,7 +42,7 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
         root,
         lambda path, entry: (
             (path == "checkpoints" and not checkpoints)
-            or (is_hidden(entry.name) and not path.startswith(PUBLISHED))
+            or bool(STAY_HIDDEN.fullmatch(entry.name) and not path.startswith(PUBLISHED))
         ),
     )
     listing.walk()
@@ -56,11 +56,6 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
         listing.files = job_files.without_brought(run, listing.files, root)
     kept = os.path.join(root, "checkpoints")
     return listing.answer(checkpoints=os.path.isdir(kept) and bool(os.listdir(kept)))
-
-
-def is_hidden(name: str) -> bool:
-    """Return True for a hidden name that is no result."""
-    return STAY_HIDDEN.fullmatch(name) is not None
 
 
 def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
@@ -85,7 +80,7 @@ def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
         path = os.path.join(os.fsdecode(above), file.path)
         place = whole.workdir if path.startswith(f"{whole.workdir}/") else os.fsdecode(above)
         name = os.path.relpath(path, place)
-        if not any(map(is_hidden, name.split("/"))):
+        if not any(map(STAY_HIDDEN.fullmatch, name.split("/"))):
             whole.files.append(file.replace(path=name, place=place))
 
 
