@@ -53,6 +53,24 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class Machines(list["Machine"]):
+    """Machines that show themselves as `orchestrator nodes` does."""
+
+    def __repr__(self) -> str:
+        from orchestrator.head.commands.machines.nodes import to_text
+
+        return to_text(self)
+
+
+class Jobs(list[Job]):
+    """Jobs of which the newest show themselves as `orchestrator ls` does."""
+
+    def __repr__(self) -> str:
+        from orchestrator.head.commands.ls import to_text
+
+        return to_text([job._experiment for job in self])
+
+
 class Cluster:
     """The machines of a node list, and the jobs on them.
 
@@ -180,16 +198,17 @@ class Cluster:
         """
         return self.submit(function, *args, **kwargs).results()
 
-    def nodes(self) -> list[Machine]:
+    def nodes(self) -> Machines:
         """Describe what each machine is: CPUs, memory, GPUs, driver, networks, torch, free disk.
 
-        One that cannot be reached is among them, with `reached` False and its `problem`.
+        One that cannot be reached is among them, with `reached` False and its `problem`. The list
+        shows itself as a table.
         """
         from orchestrator.head.nodes import machine
 
         arguments = launch_arguments(self._where, self._options)
         answer = Background(head_process.describe_nodes, arguments=arguments).answer()
-        return [machine.from_json(described) for described in answer["nodes"]]
+        return Machines(map(machine.from_json, answer["nodes"]))
 
     def fabric(self) -> Group:
         """Return the nodes of the list as a group of fabric: run, put, get, sudo on all at once.
@@ -207,10 +226,11 @@ class Cluster:
             timeout=float(self._options.get("connect_timeout", Launch.connect_timeout)),
             strict=bool(self._options.get("strict_host_keys", False)),
         )
-        nodes = read_nodes(absolute(self._where.node_list))
-        connections = [fabric_connection(ssh, ssh.config.of_node(node)) for node in nodes]
         # The connections are opened on first use.
-        return ThreadingGroup.from_connections(connections)
+        return ThreadingGroup.from_connections(
+            fabric_connection(ssh, ssh.config.of_node(node))
+            for node in read_nodes(absolute(self._where.node_list))
+        )
 
     def _start(self, arguments: LaunchArguments, command: list[str]) -> Job:
         head = Background(launching.launch, arguments=arguments, command=command)
@@ -252,10 +272,12 @@ class Cluster:
         job.take_up()
         return job
 
-    def jobs(self) -> list[Job]:
-        """List the jobs of the experiments directory, the newest last."""
-        known = experiments.list_experiments(self._where)
-        return [Job(candidate, self._where) for candidate in known]
+    def jobs(self) -> Jobs:
+        """List the jobs of the experiments directory, the newest last.
+
+        The list shows itself as a table.
+        """
+        return Jobs(Job(each, self._where) for each in experiments.list_experiments(self._where))
 
 
 def fabric_connection(ssh: SshTransport, destination: Destination) -> Connection:
@@ -282,8 +304,10 @@ def fabric_connection(ssh: SshTransport, destination: Destination) -> Connection
 
 def described() -> str:
     """Describe each option in a sentence, as `master_launch --help` does."""
-    lines = [f"{keyword}: {option.help}" for keyword, option in OPTIONS.items()]
-    return "\n".join(textwrap.fill(line, 95, subsequent_indent="    ") for line in lines)
+    return "\n".join(
+        textwrap.fill(f"{keyword}: {option.help}", 95, subsequent_indent="    ")
+        for keyword, option in OPTIONS.items()
+    )
 
 
 def absolute(path: StrPath) -> Path:
@@ -299,17 +323,16 @@ def here() -> Path:
 
 
 def check_names(options: Mapping[str, object]) -> None:
-    known = list(OPTIONS)
     for name in options:
-        if name not in known:
-            raise UsageError(f"no option {name!r}{did_you_mean(name, known)}", f"known: {known}")
+        if name not in OPTIONS:
+            known = f"known: {list(OPTIONS)}"
+            raise UsageError(f"no option {name!r}{did_you_mean(name, OPTIONS)}", known)
 
 
 def merge_options(first: Options, then: Options) -> Options:
     """Merge options; later ones win, variables and settings one by one."""
-    env = {**first.get("env", {}), **then.get("env", {})}
-    values = {**first.get("set", {}), **then.get("set", {})}
-    return {**first, **then, "env": env, "set": values}
+    both = {name: {**first.get(name, {}), **then.get(name, {})} for name in ("env", "set")}
+    return {**first, **then, **both}
 
 
 def launch_arguments(where: Where, options: Options) -> LaunchArguments:
@@ -322,8 +345,10 @@ def launch_arguments(where: Where, options: Options) -> LaunchArguments:
         for name, option in options_of(Launch).items()
         if os.environ.get(option.variable)
     }
-    values |= {f"launch.{name}": value for name, value in options.items() if name not in named}
-    values |= options.get("set", {})
+    values |= {
+        **{f"launch.{name}": value for name, value in options.items() if name not in named},
+        **options.get("set", {}),
+    }
     config = options.get("config", os.environ.get("CONFIG_FILE") or None)
     return LaunchArguments(
         config_file=None if config is None else absolute(config),
@@ -358,8 +383,8 @@ def places(directory: Path) -> list[str]:
 def installed_places() -> tuple[str, ...]:
     """List the directories of the standard library and of installed packages."""
     standard = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    packages = [*standard, *site.getsitepackages(), site.getusersitepackages()]
-    return tuple(f"{place}/" for place in packages)
+    packages = (*site.getsitepackages(), site.getusersitepackages())
+    return tuple(f"{place}/" for place in (*standard, *packages))
 
 
 # -- calls --------------------------------------------------------------------------------------

@@ -42,5 +42,4 @@ def describe_nodes(answers: Answers, arguments: LaunchArguments) -> None:
     from orchestrator.head.nodes import machine
     from orchestrator.head.start.request import resolve_request
 
-    machines = find_machines(resolve_request(arguments))
-    answers.send(nodes=[machine.to_json(described) for described in machines])
+    answers.send(nodes=[*map(machine.to_json, find_machines(resolve_request(arguments)))])

@@ -56,8 +56,9 @@ class Verdict(outcome.JobVerdict):
         return "\n".join(verdicts.to_lines(self))
 
     def __str__(self) -> str:
-        trace = verdicts.excerpt_of(self.traceback.splitlines(), TRACEBACK_LINES)
-        return "\n".join([*trace, self.text])
+        return "\n".join(
+            [*verdicts.excerpt_of(self.traceback.splitlines(), TRACEBACK_LINES), self.text]
+        )
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,11 @@ class Job:
         """
         files = trainers.newest_metrics_files(self.directory / "outputs")
         lines = GrowingFile(files[min(files)]).lines() if files else ()
-        points = map(trainers.Point, lines)
-        return [p.numbers(len(p.line), ()) for p in points if p.step is not None]
+        return [
+            point.numbers(len(point.line), ())
+            for point in map(trainers.Point, lines)
+            if point.step is not None
+        ]
 
     def _record(self) -> JobRecord:
         return self._experiment.read_record()
@@ -369,6 +373,5 @@ def unreadable(rank: int, error: Exception) -> JobFailed:
 
 
 def lines(at: tuple[int, str], texts: list[str]) -> Iterator[Line]:
-    node, stream = at
-    rank = None if stream in (NO_RANK, GOODBYE) else int(stream)
-    return (Line(text, node, rank) for text in texts)
+    rank = None if at[1] in (NO_RANK, GOODBYE) else int(at[1])
+    return (Line(text, at[0], rank) for text in texts)

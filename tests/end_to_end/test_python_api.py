@@ -84,6 +84,8 @@ def test_job_runs_from_start_to_end(
     with pytest.raises(UsageError, match="ranks 0 to 1"):
         job.logs(rank=2)
     assert [one.name for one in cluster.jobs()] == [job.name]
+    (shown,) = repr(cluster.jobs()).splitlines()[1:]
+    assert shown.startswith(f"{job.name}  done")
     assert cluster.attach().name == cluster.attach(job.directory).name == job.name
     assert [signal.getsignal(number) for number in range(1, 32)] == handlers
     assert capfd.readouterr() == ("", "")

@@ -82,23 +82,27 @@ def list_jobs(where: Where, *, running: bool, every: bool, tags: Sequence[str] =
     if tags:
         known = [each for each in known if set(tags) <= set(tags_of(each))]
     shown = known if every or running else known[:USUALLY]
-    rows = [row_of(each, where) for each in shown]
-    rows = [row for row in rows if not running or row.ended is None]
-    more = len(known) - len(shown)
+    every_row = (row_of(each, where) for each in shown)
+    rows = [row for row in every_row if not running or row.ended is None]
 
     def words(terminal: Terminal) -> str:
         if not rows:
+            tagged = f" tagged {' and '.join(tags)}" if tags else ""
             what = "no job runs" if running else "there is no job"
-            what += f" tagged {' and '.join(tags)}" if tags else ""
-            return f"{what} in {output.short_path(where.experiments.absolute())}"
+            return f"{what}{tagged} in {output.short_path(where.experiments.absolute())}"
         columns = (*COLUMNS[:4], *columns_of_sweep(rows, where), *COLUMNS[4:])
         lines = [Table(columns).text(rows, terminal)]
-        if more:
+        if more := len(known) - len(shown):
             lines.append(f"and {plural(more, 'older job')}: orchestrator ls --all")
         return "\n".join(lines)
 
     output.print_result([encode_value(row) for row in rows], words)
     return EXIT_DONE
+
+
+def to_text(jobs: Sequence[Experiment]) -> str:
+    """Return the table of the newest of these jobs by their records, the newest first."""
+    return Table(COLUMNS).text([row_of(each, None) for each in jobs[: -USUALLY - 1 : -1]])
 
 
 def columns_of_sweep(rows: Sequence[Row], where: Where) -> list[Column[Row]]:
@@ -122,11 +126,14 @@ def tags_of(experiment: Experiment) -> Sequence[str]:
         return ()
 
 
-def row_of(experiment: Experiment, where: Where) -> Row:
+def row_of(experiment: Experiment, where: Where | None) -> Row:
+    """Return the row of a job by its record; with `where`, its nodes are asked if it may be old."""
     try:
         record = experiment.read_record()
         found = row.row_of(experiment, record)
-        return found if record.over else asked(found, experiment, record, where)
+        if record.over or where is None:
+            return found
+        return asked(found, experiment, record, where)
     except row.TROUBLE as error:
         return row.damaged_row(experiment.name, error)
 

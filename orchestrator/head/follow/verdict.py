@@ -229,7 +229,7 @@ def _of_exit(begun: Failure, event: RankEnded, exit_text: str) -> Failure:
         return replace(
             begun,
             message=message,
-            fix="the program ends itself there, with sys.exit" * bool(begun.where),
+            fix="see why the program ends itself there, with sys.exit" * bool(begun.where),
         )
     message += f", after {last[0]}"
     kind = failure_kinds.of_text(last[0]) or failure_kinds.of_trace(trace) or "exit"

@@ -29,12 +29,12 @@ from starlette.staticfiles import StaticFiles
 from orchestrator.common.errors import UsageError
 from orchestrator.common.hosts import is_this_machine
 from orchestrator.config.launch import Where
+from orchestrator.head.commands import ls
 from orchestrator.head.commands.machines import nodes as machines
 from orchestrator.head.commands.sweep import journal as journals
 from orchestrator.head.commands.sweep.journal import Journal
 from orchestrator.head.screen.output import Column, Table
 from orchestrator.head.status import comparison, row
-from orchestrator.head.status.row import Row
 from orchestrator.records import experiments
 from orchestrator.records.experiment import RECORD, Experiment
 from orchestrator.views.report import members, page, run_data
@@ -115,7 +115,7 @@ class Board:
             root = self.where.experiments
             newest = experiments.list_experiments(self.where)[: -MOST_LISTED - 1 : -1]
             own: dict[str, Any] = {"root": str(root.absolute()), "sweeps": self.sweeps()}
-            rows = [row_of(each) for each in newest]
+            rows = [ls.row_of(each, None) for each in newest]
             return page.fill_template("list.html", live=True, here="Experiments", rows=rows, **own)
 
         return self.answer(request, (), time.monotonic(), render)
@@ -214,14 +214,6 @@ class Board:
 
 
 BEING_STOPPED = "it is being stopped ..."
-
-
-def row_of(experiment: Experiment) -> Row:
-    try:
-        record = experiment.read_record()
-        return row.row_of(experiment, record)
-    except row.TROUBLE as error:
-        return row.damaged_row(experiment.name, error)
 
 
 def filled_tables(name: str, words: str, *parts: PageTable) -> str:

@@ -67,6 +67,8 @@ class ChartLine:
     run: int | None = None
     # True if a value holds until the next one.
     stair: bool = False
+    # True if the points are no curve: each is of another run.
+    dots: bool = False
 
 
 @dataclass(frozen=True)
@@ -267,7 +269,13 @@ def line_data(line: ChartLine) -> dict[str, Any]:
     elif line.best:
         best = {"most": short(max(curve.highs or curve.means))}
     data = {"name": line.name, "color": line.color, "dash": line.dash, "run": line.run}
-    data |= {"stair": line.stair, "best": best, "steps": curve.steps, "means": rounded(curve.means)}
+    data |= {
+        "stair": line.stair,
+        "dots": line.dots,
+        "best": best,
+        "steps": curve.steps,
+        "means": rounded(curve.means),
+    }
     # If every point is one step, the range would repeat the line.
     if not curve.lows == curve.means == curve.highs and curve.lows:
         data |= {"lows": rounded(curve.lows), "highs": rounded(curve.highs)}

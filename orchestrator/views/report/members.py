@@ -62,7 +62,7 @@ class Members:
         best = [better(values[: at + 1]) for at in range(len(values))]
         lines = [
             ChartLine("the best so far", Curve(list(known), best), best=self.best, stair=True),
-            ChartLine("each member, when it ends", Curve(list(known), values), 7, 2),
+            ChartLine("each member, when it ends", Curve(list(known), values), 7, 2, dots=True),
         ]
         return Chart(f"{self.metric}: the best so far", "", lines, over="time")
 

@@ -26,7 +26,7 @@ from orchestrator.head.nodes.facts import said_of
 from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.screen import failures, output, styles
-from orchestrator.head.screen.output import Cell, Column, Table, Terminal
+from orchestrator.head.screen.output import PLAIN, Cell, Column, Table, Terminal
 from orchestrator.head.start.code import expect_code
 from orchestrator.head.start.nodes import try_all
 from orchestrator.head.start.request import LaunchRequest, resolve_request
@@ -98,7 +98,7 @@ def examine_nodes(nodes: Sequence[Reached], *parts: str) -> list[Checkup | Orche
     return fleet.ask_nodes(nodes, questions, ANSWER_SECONDS)
 
 
-def to_text(machines: Sequence[Machine], terminal: Terminal) -> str:
+def to_text(machines: Sequence[Machine], terminal: Terminal = PLAIN) -> str:
     """Return the table of machines, with the reasons for missing nodes."""
     lost = [node for node in machines if not node.reached]
     sited = [SITE] * any(node.site for node in machines)

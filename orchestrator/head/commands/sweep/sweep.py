@@ -129,8 +129,9 @@ class StartedMember:
     pressed: int = 0
 
     def state(self, state: str, **found: Any) -> MemberState:
-        member = self.member
-        return MemberState(member.number, member.words, state, dict(member.values), **found)
+        return MemberState(
+            self.member.number, self.member.words, state, dict(self.member.values), **found
+        )
 
 
 @dataclass
@@ -183,8 +184,7 @@ class Sweep:
         if self.jobs is not None:
             return len(self.started) < self.jobs
         waiting = sum(one.place is None for one in self.started.values())
-        running = len(self.started) - waiting
-        return waiting < min(max(LEAST_WAITING, running), MOST_WAITING)
+        return waiting < min(max(LEAST_WAITING, len(self.started) - waiting), MOST_WAITING)
 
     def start(self, member: Member) -> None:
         arguments, command = self.arguments(member)
@@ -457,9 +457,8 @@ def report_end(sweep: Sweep, end: MemberState) -> None:
 
 def ranked(sweep: Sweep, best: str) -> list[MemberState]:
     """Return the best members, the best first."""
-    sign = -1 if best == "most" else 1
     known = [end for end in sweep.ends.values() if end.is_known]
-    return sorted(known, key=lambda end: sign * (end.value or 0.0))[:BEST]
+    return sorted(known, key=lambda end: end.value or 0.0, reverse=best == "most")[:BEST]
 
 
 def to_text(sweep: Sweep, best: str, terminal: Terminal) -> str:

@@ -207,7 +207,7 @@
     const first = [];  // of each line, the series that have its look
     chart.lines.forEach((line) => {
       const name = "line-" + (line.color % 8), at = series.length;
-      const look = { stroke: color(name), dash: DASHES[line.dash % 4], width: 1.7, spanGaps: true, points: { show: line.steps.length < 3 }, paths: line.stair ? uPlot.paths.stepped({ align: 1 }) : undefined };
+      const look = { stroke: color(name), dash: DASHES[line.dash % 4], width: 1.7, spanGaps: true, points: { show: line.dots || line.steps.length < 3 }, paths: line.stair ? uPlot.paths.stepped({ align: 1 }) : line.dots ? () => null : undefined };
       if (chart.stacked) {
         series.push({ stroke: color(name), fill: faint(name), points: { show: false } });
         if (at > 1) bands.push({ series: [at, at - 1] });
