@@ -16,15 +16,13 @@ if TYPE_CHECKING:
     from orchestrator.config.launch import LaunchArguments
 
 
-def sweep_member(answers: Hears, arguments: LaunchArguments, command: list[str]) -> None:
-    """Launch a member of a sweep; until it has started, it ends with the sweep's process."""
-    launch(answers, arguments, command, Pipe(needs_asker=True))
-
-
 def launch(
-    answers: Hears, arguments: LaunchArguments, command: list[str], keys: Pipe | None = None
+    answers: Hears, arguments: LaunchArguments, command: list[str], *, of_sweep: bool = False
 ) -> None:
-    """Launch a job as `master_launch` does, and follow it; `command` is shown in its record."""
+    """Launch a job as `master_launch` does, and follow it; `command` is shown in its record.
+
+    Until it has started, a member of a sweep ends with the sweep's process.
+    """
     from orchestrator.head.commands import follow
     from orchestrator.head.screen import output
     from orchestrator.head.start import launch as starting
@@ -34,7 +32,7 @@ def launch(
         if arguments.detach:
             answers.send(queued=os.getpid())
 
-    keys = keys or Pipe()
+    keys = Pipe(needs_asker=of_sweep)
     try:
         request = replace(resolve_request(arguments, command), detached=False)
         with output.heard_by(lambda text: answers.send(say=text)):

@@ -128,7 +128,7 @@ def to_text(
 
 def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[StatusLine]:
     """Yield a line for each node, followed by one for each kind of rank on it."""
-    fault = rank_at_fault(record)
+    fault = record.verdict.rank if record.over and record.verdict else None
     for node, state in zip(record.nodes, states, strict=True):
         notes = [state.why]
         if state.log_time:
@@ -150,10 +150,6 @@ def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[StatusLin
                 ranks[0].state,
                 ", ".join(filter(None, ends)),
             )
-
-
-def rank_at_fault(record: JobRecord) -> int | None:
-    return record.verdict.rank if record.over and record.verdict else None
 
 
 def alike(ranks: Mapping[int, RankState]) -> Iterator[tuple[list[int], list[RankState]]]:

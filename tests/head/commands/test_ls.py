@@ -87,7 +87,7 @@ def test_ls_filters_by_all_given_tags(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_ls_of_a_sweep_has_values_as_columns(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sweep = journal.create(tmp_path, "sweep", journal.About(count=2))
+    sweep = journal.create_journal(tmp_path, "sweep", journal.About(count=2))
     for number, rate in enumerate(("1e-3", "1e-4")):
         launch = Launch(tag=("a", sweep.name), note=f"lr={rate}")
         experiment(tmp_path, f"sweep-{number}_20260101_00000{number}", "running", launch=launch)

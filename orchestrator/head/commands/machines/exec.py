@@ -64,19 +64,16 @@ class Chosen:
 def directory_on(node: NumberedNode, wanted: str | None) -> Directory:
     """Return where a program runs: --workdir, or the node's, or the same directory as here."""
     if wanted is not None:
-        check_directory(wanted)
+        if wanted != "~" and not wanted.startswith(("/", "~/")):
+            raise UsageError(
+                f"--workdir {wanted} is relative, and nodes have no directory that it could begin"
+                " in",
+                f"write it in full, such as --workdir {Path.cwd() / wanted} or ~/{wanted}",
+            )
         return Directory(wanted, needed=True)
     if node.node.workdir is not None:
         return Directory(node.node.workdir, named=True)
     return Directory(str(Path.cwd()))
-
-
-def check_directory(path: str) -> None:
-    if path != "~" and not path.startswith(("/", "~/")):
-        raise UsageError(
-            f"--workdir {path} is relative, and nodes have no directory that it could begin in",
-            f"write it in full, such as --workdir {Path.cwd() / path} or ~/{path}",
-        )
 
 
 # -- exec -----------------------------------------------------------------------------------------

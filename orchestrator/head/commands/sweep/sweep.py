@@ -188,7 +188,7 @@ class Sweep:
 
     def start(self, member: Member) -> None:
         arguments, command = self.arguments(member)
-        process = Background(launching.sweep_member, arguments=arguments, command=command)
+        process = Background(launching.launch, arguments=arguments, command=command, of_sweep=True)
         one = self.started[member.number] = StartedMember(member, process)
         self.journal.add(one.state("not over"))
         fleet.start_thread(lambda: self.heard.put(self.end_of(one)))
