@@ -18,7 +18,7 @@ gc.set_threshold(50_000)
 
 
 def main() -> None:
-    interrupt.answer_at_once()
+    interrupt.install_handlers()
     from orchestrator.cli.main import cli
     from orchestrator.cli.run import run_command
 
@@ -26,7 +26,7 @@ def main() -> None:
 
 
 def master_launch() -> None:
-    interrupt.answer_at_once()
+    interrupt.install_handlers()
     # Importing the other commands takes 20 ms.
     from orchestrator.cli.launch import launch_command
     from orchestrator.cli.run import run_command
@@ -35,7 +35,7 @@ def master_launch() -> None:
 
 
 def emergency_stop() -> None:
-    interrupt.answer_at_once()
+    interrupt.install_handlers()
     from orchestrator.cli.main import emergency_stop_command
     from orchestrator.cli.run import run_command
 

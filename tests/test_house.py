@@ -227,6 +227,40 @@ def test_class_name_has_one_meaning() -> None:
     assert {name: where for name, where in places.items() if len(where) > 1} == {}
 
 
+# Functions of one word that other modules use, and are clear alone.
+CLEAR_ALONE = {
+    # Commands of click: typed as they are named.
+    *("checkpoint", "dashboard", "profile", "prune", "report", "rerun", "track", "cli"),
+    # Programs, and what they start.
+    *("main", "launch"),
+    # To the terminal, as print(), and of a few words there.
+    *("say", "complain", "plural"),
+    # As they are called in pickle, torch, Linux and statistics.
+    *("dump", "dumps", "autocast", "barrier", "prctl", "median"),
+    # Decorates the function that answers a kind of request.
+    "answers",
+}
+
+
+def test_function_for_other_modules_carries_its_noun() -> None:
+    """A name that is imported alone, or seen in a stack trace, says what it is about."""
+    used, short = set[str](), set[str]()
+    for path in FILES:
+        text, module = (
+            path.read_text("utf-8"),
+            ".".join(path.relative_to(ROOT).with_suffix("").parts),
+        )
+        names = imported_names(text)
+        used.update(names.values())
+        for node in ast.walk(tree(text)):
+            if isinstance(node, ast.Attribute):
+                used.add(f"{names.get(getattr(node.value, 'id', ''))}.{node.attr}")
+        for node in tree(text).body:
+            if isinstance(node, ast.FunctionDef) and "_" not in node.name:
+                short.add(f"{module}.{node.name}")
+    assert {name for name in used & short if name.split(".")[-1] not in CLEAR_ALONE} == set()
+
+
 def test_constant_is_assigned_once() -> None:
     places: dict[str, int] = {}
     for path in FILES:

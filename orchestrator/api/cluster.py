@@ -208,7 +208,7 @@ class Cluster:
 
         arguments = launch_arguments(self._where, self._options)
         answer = Background(head_process.describe_nodes, arguments=arguments).answer()
-        return Machines(map(machine.from_json, answer["nodes"]))
+        return Machines(map(machine.machine_from_json, answer["nodes"]))
 
     def fabric(self) -> Group:
         """Return the nodes of the list as a group of fabric: run, put, get, sudo on all at once.
@@ -266,7 +266,7 @@ class Cluster:
         wanted = None if experiment is None else os.fspath(experiment)
         known = find_experiment(self._where, wanted)
         if known is None:
-            head = Background(head_process.take_up, where=self._where, experiment=wanted)
+            head = Background(head_process.follow_job, where=self._where, experiment=wanted)
             known = Experiment(Path(head.answer()["place"]))
         job = Job(Experiment(known.path), self._where)
         job.take_up()

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from orchestrator.config.launch import LaunchArguments, Where
 
 
-def take_up(answers: Answers, **which: Any) -> None:
+def follow_job(answers: Answers, **which: Any) -> None:
     """Follow a job that has no head."""
     from orchestrator.head.commands import follow
 
-    follow.take_up(answers, **which)
+    follow.follow_in_background(answers, **which)
 
 
 def stop_job(answers: Answers, where: Where, experiment: str, grace: float | None) -> None:
@@ -31,7 +31,7 @@ def stop_job(answers: Answers, where: Where, experiment: str, grace: float | Non
     answers.send(
         receipts=encode_value(receipts),
         code=stopping.exit_code(receipts),
-        text=stopping.to_text(receipts),
+        text=stopping.receipts_to_text(receipts),
         why=ended.problem,
     )
 
@@ -42,4 +42,4 @@ def describe_nodes(answers: Answers, arguments: LaunchArguments) -> None:
     from orchestrator.head.nodes import machine
     from orchestrator.head.start.request import resolve_request
 
-    answers.send(nodes=[*map(machine.to_json, find_machines(resolve_request(arguments)))])
+    answers.send(nodes=[*map(machine.machine_to_json, find_machines(resolve_request(arguments)))])

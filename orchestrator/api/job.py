@@ -53,7 +53,7 @@ class Verdict(outcome.JobVerdict):
 
     @property
     def text(self) -> str:
-        return "\n".join(verdicts.to_lines(self))
+        return "\n".join(verdicts.verdict_to_lines(self))
 
     def __str__(self) -> str:
         return "\n".join(
@@ -145,7 +145,7 @@ class Job:
         verdict = self._record().verdict
         if not verdict:
             return None
-        here = crash_dump.in_verdict(verdict, manifest.working_tree(self._experiment))
+        here = crash_dump.own_paths_in_verdict(verdict, manifest.working_tree(self._experiment))
         return Verdict(**vars(here))
 
     def metrics(self) -> list[dict[str, float]]:
@@ -214,7 +214,7 @@ class Job:
         if record.head_elsewhere:
             if now - before > SCHEDULER_SECONDS:
                 self._came = now
-                Background(head_process.take_up, **self._which).answer()
+                Background(head_process.follow_job, **self._which).answer()
             return
         if before and now - before < TOO_SOON_SECONDS:
             raise OrchestratorError(
@@ -222,7 +222,7 @@ class Job:
                 f"its last output is in {self.directory / 'head.txt'}",
             )
         self._came = now
-        self._head = Background(head_process.take_up, **self._which)
+        self._head = Background(head_process.follow_job, **self._which)
         self._catch_up(self._head.answer()["logs"])
 
     def _catch_up(self, sizes: dict[str, int]) -> None:

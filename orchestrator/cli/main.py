@@ -198,7 +198,7 @@ def stop(where: Where, experiment: str | None, grace: float | None, now: bool) -
     from orchestrator.head.commands import stop
     from orchestrator.head.commands.sweep import journal, sweep
 
-    if experiment and (found := journal.known_as(where.experiments, experiment)):
+    if experiment and (found := journal.find_journal(where.experiments, experiment)):
         return sweep.stop_sweep(where, found, 0.0 if now else grace)
 
     return stop.stop_job(where, experiment, grace=0.0 if now else grace)

@@ -221,7 +221,7 @@ def show_log(_: click.Context, __: click.Parameter, verbosity: int) -> None:
         from orchestrator.common import logs
         from orchestrator.head.screen import output
 
-        logs.to_terminal(logging.INFO if level == 1 else logging.DEBUG, output.complain)
+        logs.show_log_on_terminal(logging.INFO if level == 1 else logging.DEBUG, output.complain)
 
 
 @functools.cache

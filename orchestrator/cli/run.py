@@ -121,7 +121,7 @@ def usage_words(error: click.ClickException) -> str:
 def run_command(command: click.Command, name: str) -> NoReturn:
     """Run a command; print every error as a sentence and exit with its code."""
     say_if_untested()
-    interrupt.before_exit(files.remove_unfinished)
+    interrupt.call_before_exit(files.remove_unfinished)
     try:
         code = command.main(prog_name=name, standalone_mode=False)
     except OrchestratorError as error:

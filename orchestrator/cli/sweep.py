@@ -72,5 +72,5 @@ def sweep_command(**params: Any) -> int:
         if terms.variables:
             raise UsageError("a file of command lines has all values itself", "leave --grid out")
         with COMMAND_FILE(program[0]) as file:
-            members = space.of_lines(file.read())
+            members = space.members_of_lines(file.read())
     return sweep.begin_sweep(arguments, terms, members)

@@ -76,7 +76,7 @@ def hidden_name(label: str, name: str) -> str:
     return f".orchestrator-{hashlib.sha256(os.fsencode(f'{label}/{name}')).hexdigest()[:16]}.part"
 
 
-def is_half(name: str) -> bool:
+def is_half_file(name: str) -> bool:
     """Return True for a file that a transfer has left half done, or is writing now."""
     return name.startswith(".orchestrator-") and name.endswith(".part")
 

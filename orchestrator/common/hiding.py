@@ -1,9 +1,9 @@
 """Take secrets out of what is written down or sent: by their values, and by what gives them away.
 
 The one border: what a node writes down or sends home goes through hide_secrets() or `Mask`, with
-the values of_environment(). The head's printer and its writers of files call without_secrets(),
-which takes out the secrets of this process's launches. Shipped to the nodes: the standard library
-alone, and Python 3.9. node/job/ranks/rank.py loads it by its path.
+the values secrets_of_environment(). The head's printer and its writers of files call
+without_secrets(), which takes out the secrets of this process's launches. Shipped to the nodes: the
+standard library alone, and Python 3.9. node/job/ranks/rank.py loads it by its path.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def is_no_word(value: str) -> bool:
     )
 
 
-def of_environment(env: Mapping[str, str], names: Sequence[str] = ()) -> tuple[str, ...]:
+def secrets_of_environment(env: Mapping[str, str], names: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the values to hide: of variables with these names, and of those like secrets."""
     return secret_texts(
         value for name, value in env.items() if name in names or is_secret(name, value)

@@ -116,11 +116,11 @@ def join_names(names: Sequence[str]) -> str:
     return f"{', '.join(names[:MOST_NAMES])} and {more} other{'s' if more > 1 else ''}"
 
 
-def in_url(host: str) -> str:
+def host_in_url(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def out_of_url(host: str) -> str:
+def host_out_of_url(host: str) -> str:
     return host[1:-1] if re.fullmatch(r"\[[^]]*:[^]]*\]", host) else host
 
 

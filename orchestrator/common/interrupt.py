@@ -16,7 +16,7 @@ _held: list[int] | None = None
 _before_exit: list[Callable[[], None]] = []
 
 
-def before_exit(call: Callable[[], None]) -> None:
+def call_before_exit(call: Callable[[], None]) -> None:
     """Register a function to call when the process exits; it must neither wait nor fail."""
     atexit.unregister(_prepare_exit)
     atexit.register(_prepare_exit)
@@ -34,7 +34,7 @@ def _prepare_exit() -> None:
         _before_exit.pop()()
 
 
-def answer_at_once() -> None:
+def install_handlers() -> None:
     """Install the handlers; to be called first, so that even an import can be interrupted."""
     for number in SIGNALS:
         signal.signal(number, _answer)
@@ -69,7 +69,7 @@ def _answer(number: int, frame: FrameType | None) -> None:
     exit_at_once(130)
 
 
-def undo_with(undo: Callable[[], None] | None) -> None:
+def undo_on_interrupt(undo: Callable[[], None] | None) -> None:
     """Set what to undo, if anything, when an interrupt comes from now on."""
     global _undo  # noqa: PLW0603
     _undo = undo
@@ -91,7 +91,7 @@ def end_is_wanted() -> bool:
     return any(number in SIGNALS for number in _held or ())
 
 
-def answer_now() -> None:
+def answer_held_interrupts() -> None:
     """Answer at once again, including the interrupts that were held."""
     for number in release_interrupts():
         _answer(number, None)

@@ -27,7 +27,7 @@ MOST_HELD = 5000
 LINE = "%(asctime)s.%(msecs)03d %(levelname)-7s %(place)s: %(message)s"
 TIME, DATE_AND_TIME = "%H:%M:%S", "%Y-%m-%d %H:%M:%S"
 
-_environment = hiding.of_environment(os.environ)
+_environment = hiding.secrets_of_environment(os.environ)
 
 
 class Formatter(logging.Formatter):
@@ -101,7 +101,7 @@ def remove(kind: type[logging.Handler], logger: logging.Logger = PACKAGE) -> Non
 # -- for standard error -----------------------------------------------------------------------
 
 
-def to_terminal(level: int, write: Callable[[str], None]) -> None:
+def show_log_on_terminal(level: int, write: Callable[[str], None]) -> None:
     """Show records from a level on; those of paramiko at DEBUG, else its warnings alone."""
     for logger, least in (
         (PACKAGE, level),
@@ -126,7 +126,7 @@ def hold_lines(secrets: Iterable[str] = ()) -> None:
         PACKAGE.addHandler(Held())
 
 
-def keep_in(path: Path) -> None:
+def write_log_to(path: Path) -> None:
     """Write what is logged, and what was held, into this head.log.
 
     What was held is kept for another one, if this job's directory is discarded again.
@@ -144,7 +144,7 @@ def keep_in(path: Path) -> None:
     PACKAGE.addHandler(handler)
 
 
-def let_go() -> None:
+def stop_holding_lines() -> None:
     """Hold nothing more: the job has started, and its directory stays."""
     remove(Held)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import parse_seconds
-from orchestrator.config.parse import LONGEST_WAIT_SECONDS, Section, one_of, waiting_time
+from orchestrator.config.parse import LONGEST_WAIT_SECONDS, Section, check_one_of, waiting_time
 
 COMMON = "Common options"
 NODES = "Nodes and network"
@@ -363,7 +363,7 @@ class Launch(Section):
             parse_seconds("--time-limit", self.time_limit)
         if self.queue and self.claim == "none":
             raise UsageError("--queue waits for GPUs to hold, and --claim none holds none", FREE)
-        one_of("launch.rank_env", self.rank_env, ("", "slurm"))
+        check_one_of("launch.rank_env", self.rank_env, ("", "slurm"))
         if self.no_torchrun and self.nproc not in (None, 1):
             raise UsageError(
                 "--no-torchrun runs the program once on each node, and --nproc more often",
@@ -562,7 +562,7 @@ class LaunchArguments:
                 raise UsageError(f"--{name.replace('_', '-')} {reason}", "leave it out")
 
 
-def words_of(arguments: LaunchArguments) -> list[str]:
+def command_words(arguments: LaunchArguments) -> list[str]:
     """Return what would be typed after `master_launch` for such a launch."""
     words: list[str] = []
     for part in (arguments.where, arguments):

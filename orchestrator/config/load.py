@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.common.errors import UsageError, nearest_file
 from orchestrator.config import aorta, resolved
-from orchestrator.config.parse import collect_fields, raise_all, rest_of
+from orchestrator.config.parse import collect_fields, raise_problems, rest_field
 from orchestrator.config.schema import Config, unread_values
 from orchestrator.protocol.message import encode_value, hints_of
 
@@ -88,20 +88,20 @@ def _checked(data: dict[str, Any], problems: list[UsageError]) -> Config:
             and item.default_factory is not dataclasses.MISSING
         }
         problems += unread_values(whole)
-    raise_all(problems)
+    raise_problems(problems)
     return Config(**sections)
 
 
 def to_yaml(config: Config, shown: Callable[[Any], Any] = lambda data: data) -> str:
     """Return the config as YAML, after `shown` has filtered its data."""
-    return resolved.yaml_of(shown(as_data(config)))
+    return resolved.yaml_of(shown(config_as_data(config)))
 
 
-def as_data(config: Config) -> dict[str, Any]:
+def config_as_data(config: Config) -> dict[str, Any]:
     """Return the config as nested dicts and lists, as YAML and JSON have them."""
     data: dict[str, Any] = encode_value(config)
     for name, kind in hints_of(Config).items():
-        rest = rest_of(kind) if dataclasses.is_dataclass(kind) else None
+        rest = rest_field(kind) if dataclasses.is_dataclass(kind) else None
         if rest:
             # The variables are keys of the section itself, as in the user's file.
             data[name].update(data[name].pop(rest))

@@ -45,7 +45,7 @@ GONE_KEYS = {
 def build_dataclass(cls: type[T], data: Any, where: str = "") -> T:
     """Build a dataclass; all unknown keys and wrong values are named in one error."""
     values, problems = collect_fields(cls, data, where)
-    raise_all(problems)
+    raise_problems(problems)
     return cls(**values)
 
 
@@ -61,7 +61,7 @@ def collect_fields(
     names = list(hints)
     values: dict[str, Any] = {}
     problems: list[UsageError] = []
-    rest = rest_of(cls)
+    rest = rest_field(cls)
     for key, value in (_gathered(data, rest) if rest else data).items():
         name = where if rest and key == rest else f"{where}.{key}" if where else str(key)
         if key not in names:
@@ -89,7 +89,7 @@ class Mistakes(UsageError):
         self.parts = list(parts)
 
 
-def raise_all(problems: Sequence[UsageError]) -> None:
+def raise_problems(problems: Sequence[UsageError]) -> None:
     """Raise what is wrong, if anything is."""
     if len(problems) > 1:
         raise Mistakes(problems)
@@ -97,7 +97,7 @@ def raise_all(problems: Sequence[UsageError]) -> None:
         raise problem
 
 
-def rest_of(cls: Any) -> str | None:
+def rest_field(cls: Any) -> str | None:
     """Return the name of the field marked REST, if the class has one."""
     return next((item.name for item in dataclasses.fields(cls) if "rest" in item.metadata), None)
 
@@ -158,7 +158,7 @@ LONGEST_WAIT_SECONDS = 1e7
 # -- checks of values -------------------------------------------------------------------------
 
 
-def one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+def check_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise UsageError(
             f"{name} is {value!r}; it can be {', '.join(allowed)}{did_you_mean(value, allowed)}"
@@ -205,7 +205,7 @@ class Section:
             choices = bounds.pop("choices", None)
             for one in value if isinstance(value, tuple) else (value,):
                 if choices and one is not None:
-                    one_of(f"{section}.{item.name}", one, choices)
+                    check_one_of(f"{section}.{item.name}", one, choices)
                 if bounds:
                     check_bounds(f"{section}.{item.name}", one, **bounds)
 

@@ -14,7 +14,7 @@ from typing import Any
 from orchestrator.common.errors import UsageError, did_you_mean
 from orchestrator.common.program import MOST_ABOVE
 from orchestrator.config.launch import Launch
-from orchestrator.config.parse import REST, Section, check_multiple, raise_all
+from orchestrator.config.parse import REST, Section, check_multiple, raise_problems
 
 SHARDED = ("hybrid_shard", "full_shard", "shard_grad_op")
 # Two names of one strategy: a whole copy on every rank.
@@ -570,7 +570,7 @@ class Config:
 
     def __post_init__(self) -> None:
         # A value that another value makes meaningless is a mistake.
-        raise_all(unread_values(vars(self)))
+        raise_problems(unread_values(vars(self)))
         model_and_data(self)
         times(self)
 

@@ -28,7 +28,7 @@ def main() -> None:
         config = read_config()
         # This is set before anything is computed.
         settings.make_deterministic(config)
-        ranks.take_place()
+        ranks.set_rank_variables()
         training = training_of(config, ranks.join_group(config))
         training.train()
         training.reporting.trackers.close()
@@ -41,7 +41,7 @@ def main() -> None:
 
 def training_of(config: Config, everyone: Ranks) -> Training:
     """Return the training that a config describes, with its model, optimizer and data."""
-    made = parts.of_config(config, everyone)
+    made = parts.parts_of_config(config, everyone)
     logging = made.config.logging
     trackers = {name: logging.tracker_options.get(name) for name in logging.trackers}
     given = TrainerSettings(trackers=trackers)
@@ -54,7 +54,7 @@ def read_config() -> Config:
     parser.add_argument("--config", type=Path, help="a YAML file (needs PyYAML)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     options = parser.parse_args()
-    resolved = settings.of_launch() if options.config is None else None
+    resolved = settings.config_of_launch() if options.config is None else None
     return resolved or load.load_config(options.config, options.set)
 
 

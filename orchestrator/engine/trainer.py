@@ -40,7 +40,7 @@ class Trainer(TrainerSettings):
     """
 
     def __post_init__(self) -> None:
-        self.parts = made = parts.of_settings(self)
+        self.parts = made = parts.parts_of_trainer(self)
         self.ranks, self.model = made.ranks, made.model
         self.bare, self.models = made.bare, made.models
         self.optimizers = {stepper.name: stepper.optimizer for stepper in made.steppers}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from orchestrator.common import hiding, interrupt
 from orchestrator.common.errors import CheckFailed, NodeError, OrchestratorError, UsageError
-from orchestrator.common.hosts import is_loopback, out_of_url
+from orchestrator.common.hosts import host_out_of_url, is_loopback
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.config.parse import waiting_time
 from orchestrator.head.commands.follow import follow_launched
@@ -41,8 +41,8 @@ from orchestrator.protocol.control import (
     Agreed,
     Hello,
     Reply,
+    message_to_frame,
     read_frame,
-    to_frame,
 )
 from orchestrator.protocol.message import Nonsense, decode_value
 from orchestrator.protocol.requests.machine import PortRequest, Probe
@@ -109,7 +109,7 @@ def read_part(environ: Mapping[str, str]) -> MachinePart:
     number("NPROC_PER_NODE", 1, 0)
     master = environ.get("MASTER_ADDR", "").strip() or ("127.0.0.1" if nnodes == 1 else "")
     # torch and the resolver take an IPv6 address without brackets.
-    master = out_of_url(master)
+    master = host_out_of_url(master)
     if not master:
         wrong.append("MASTER_ADDR is not set")
     if nnodes and rank >= nnodes:
@@ -229,7 +229,7 @@ def lead(
         experiment = experiments.create_experiment(
             request.where.experiments, request.config.launch.name
         )
-        interrupt.undo_with(experiment.discard)
+        interrupt.undo_on_interrupt(experiment.discard)
         agreed = Agreed(
             job=f"{experiment.name}-{secrets.token_hex(3)}",
             experiment=str(experiment.path),
@@ -377,7 +377,7 @@ class Master:
     def send(self, reply: Reply) -> None:
         for connection in self.there:
             with contextlib.suppress(OSError):
-                connection.sendall(to_frame(reply))
+                connection.sendall(message_to_frame(reply))
 
 
 def refusal(reason: str) -> CheckFailed:
@@ -395,7 +395,7 @@ def join(hello: Hello, address: tuple[str, int], patience: float) -> Agreed:
     while time.monotonic() < deadline:
         try:
             with socket.create_connection(address, timeout=STRANGER_SECONDS) as master:
-                master.sendall(to_frame(hello))
+                master.sendall(message_to_frame(hello))
                 master.settimeout(max(0.01, deadline - time.monotonic()))
                 return decision(decode_value(Reply, read_frame(master), newer=True))
         except Nonsense:

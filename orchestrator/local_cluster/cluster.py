@@ -179,7 +179,7 @@ def kill_processes(pids: Iterable[int]) -> set[int]:
     """Kill these processes, wait until they are dead, and return those that may not be killed."""
     known = [process for process in map(processes.find_process, pids) if process]
     sent = [process for process in known if processes.send_signal(process, signal.SIGKILL)]
-    processes.wait_for(sent, 5.0)
+    processes.wait_for_end(sent, 5.0)
     return {process.pid for process in known if process not in sent}
 
 

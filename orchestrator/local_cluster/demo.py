@@ -68,7 +68,7 @@ def run_demo(
             raise CheckFailed(what, fix)
         os.execvp("uvx", shlex.split(fix))
     directory = Path(tempfile.mkdtemp(prefix="orch-demo-"))
-    interrupt.before_exit(lambda: remove(directory))
+    interrupt.call_before_exit(lambda: remove(directory))
     cluster = LoopbackCluster(size, directory, slots=SLOTS)
     where = replace(arguments.where, nodes=cluster.node_list, ssh_config=cluster.ssh_config)
     config = arguments.config_file or CONFIG

@@ -33,11 +33,11 @@ class PeerHeartbeat(Message):
     done: bool = False
 
 
-def to_line(message: Message) -> bytes:
+def message_to_line(message: Message) -> bytes:
     return to_json(message).encode("ascii") + b"\n"
 
 
-def from_line(line: bytes) -> Union[EndOrder, HeadState]:
+def message_from_line(line: bytes) -> Union[EndOrder, HeadState]:
     """Return the message of a line on the supervisor's socket."""
     data = parse_object(line)
     return (
@@ -50,7 +50,7 @@ def from_line(line: bytes) -> Union[EndOrder, HeadState]:
 # -- between machines that are started by hand ------------------------------------------------
 
 
-def to_frame(message: Message) -> bytes:
+def message_to_frame(message: Message) -> bytes:
     text = to_json(message).encode("ascii")
     return frame_header(JSON, len(text)) + text
 

@@ -239,11 +239,11 @@ class RankState(Message):
 # -- lines ------------------------------------------------------------------------------------
 
 
-def to_data(event: Event) -> dict[str, Any]:
+def event_to_data(event: Event) -> dict[str, Any]:
     return {"event": event.event, **encode_value(event)}
 
 
-def from_data(data: dict[str, Any], ahead: float = 0.0) -> Event:
+def event_from_data(data: dict[str, Any], ahead: float = 0.0) -> Event:
     """Return the event on a line of events.jsonl of a node whose clock is `ahead` of this one."""
     fields = dict(data)
     name = fields.pop("event", None)
@@ -252,7 +252,7 @@ def from_data(data: dict[str, Any], ahead: float = 0.0) -> Event:
     return decode_value(EVENTS.get(name, Event), fields, newer=True, ahead=ahead)
 
 
-def from_report(data: dict[str, Any]) -> RankEvent:
+def event_from_report(data: dict[str, Any]) -> RankEvent:
     """Return the event for a rank's report."""
     fields = dict(data)
     kind = EVENTS.get(f"rank_{fields.pop('event', '')}", Event)

@@ -57,7 +57,7 @@ def describe_file(path: Path) -> FileRecord:
         return FileRecord(os.fstat(file.fileno()).st_size, files.file_digest(file.fileno()))
 
 
-def to_json(manifest: Manifest) -> str:
+def manifest_to_json(manifest: Manifest) -> str:
     return json.dumps({"format": FORMAT, **message.encode_value(manifest)}, indent=1)
 
 
@@ -98,17 +98,17 @@ def unfit_names(names: Iterable[str]) -> str:
 
 def size_problems(path: Path, records: Mapping[str, FileRecord]) -> dict[str, str]:
     """Return the problems of files that are missing or have another size, by name."""
-    found = {name: mis_sized(path, name, record) for name, record in records.items()}
+    found = {name: size_problem(path, name, record) for name, record in records.items()}
     return {name: problem for name, problem in found.items() if problem}
 
 
-def first_of(found: Mapping[str, str]) -> str:
+def first_problem(found: Mapping[str, str]) -> str:
     """Return the first of several problems with the number of others, or an empty string."""
     more = f", and {plural(len(found) - 1, 'more file')}" if len(found) > 1 else ""
     return next(iter(found.values()), "") + more
 
 
-def mis_sized(path: Path, name: str, record: FileRecord) -> str:
+def size_problem(path: Path, name: str, record: FileRecord) -> str:
     try:
         status = (path / name).lstat()
     except FileNotFoundError:

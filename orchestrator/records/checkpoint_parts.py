@@ -133,7 +133,7 @@ def plan_deliveries(
     return plan
 
 
-def nothing_whole(found: Sequence[CheckpointCandidate]) -> CheckFailed:
+def no_checkpoint_error(found: Sequence[CheckpointCandidate]) -> CheckFailed:
     """Return the error for a job whose nodes have no whole checkpoint."""
     lines = "\n    ".join(candidate.shortage() for candidate in found[:MOST_NAMED])
     return CheckFailed(

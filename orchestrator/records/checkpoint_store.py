@@ -90,11 +90,11 @@ def write_manifest(
 ) -> None:
     """Write the manifest beside the files of this node, which are `listed`."""
     step, files = manifest.step, {name: manifest.files[name] for name in listed}
-    text = checkpoint_manifest.to_json(manifest)
+    text = checkpoint_manifest.manifest_to_json(manifest)
     with _saving(directory, step):
         problem = checkpoint_manifest.unfit_names(manifest.files)
         problem = problem or ("" if files else "it has no files")
-        problem = problem or checkpoint_manifest.first_of(
+        problem = problem or checkpoint_manifest.first_problem(
             checkpoint_manifest.size_problems(partial, files)
         )
         if problem:
@@ -195,7 +195,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
         manifest, problems = read, checkpoint_manifest.size_problems(path, read.files)
         away = [name for name in problems if not os.path.lexists(path / name)]
         part = bool(read.hosts) and 0 < len(away) == len(problems) < len(read.files)
-        problem = checkpoint_manifest.first_of(problems)
+        problem = checkpoint_manifest.first_problem(problems)
     if part:
         where = ", ".join(sorted({shown_name(manifest.hosts.get(name, "?")) for name in away}))
         problem = f"{len(away)} of its {len(manifest.files)} files are elsewhere, from {where}"
@@ -216,7 +216,7 @@ def verify_checkpoint(
     problems = []
     for name in checkpoint.files if only is None else only:
         record = checkpoint.files[name]
-        problem = checkpoint_manifest.mis_sized(checkpoint.path, name, record)
+        problem = checkpoint_manifest.size_problem(checkpoint.path, name, record)
         if not problem:
             try:
                 if describe_file(checkpoint.path / name) != record:

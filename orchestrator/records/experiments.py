@@ -76,7 +76,7 @@ def list_experiments(where: Where) -> list[Experiment]:
     ]
 
 
-def read_in(directory: int, name: str, where: Where) -> tuple[JobRecord, bool]:
+def read_record_in(directory: int, name: str, where: Where) -> tuple[JobRecord, bool]:
     """Return the record in an open directory, and whether this login launched or trusts it."""
     record = read_record(directory, Path(name), trusted=where.trust_record)
     return record, where.trust_record or trust.signed_exposure(directory, record.orders) is not None
@@ -92,7 +92,7 @@ def unfinished_experiments(where: Where) -> list[tuple[Experiment, JobRecord]]:
     return [(experiment, record) for experiment, record in found if not record.over]
 
 
-def passed_over(root: Path) -> list[Untrusted]:
+def untrusted_experiments(root: Path) -> list[Untrusted]:
     """Return an error for each experiment that is skipped because others may have written it."""
     return [Untrusted(path, problem) for path, problem in _entries(root) if problem]
 
@@ -165,7 +165,7 @@ def missing_experiment(where: Where, wanted: str | None) -> UsageError:
     )
 
 
-def of_slurm_job(root: Path, job: str) -> Experiment | None:
+def experiment_of_slurm_job(root: Path, job: str) -> Experiment | None:
     """Return the newest experiment that was submitted or started as this Slurm job."""
     where = Where(experiments=root.absolute())
     return next((each for each in list_experiments(where)[::-1] if each.slurm_job() == job), None)

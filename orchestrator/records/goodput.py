@@ -189,7 +189,7 @@ def goodput_seconds(record: JobRecord, experiment: Path, now: float) -> dict[str
     return {name: round(seconds, 3) for name, seconds in parts.items()}
 
 
-def in_words(parts: Mapping[str, float]) -> str:
+def shares_in_words(parts: Mapping[str, float]) -> str:
     """Return the shares, the largest first, as text: 81% training, 9% start, 6% load.
 
     The text is empty if the job's program reported no times.

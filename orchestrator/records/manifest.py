@@ -38,7 +38,7 @@ def working_tree(experiment: Experiment) -> str:
         return ""
 
 
-def not_sent(experiment: Experiment, message: str) -> str:
+def send_hint(experiment: Experiment, message: str) -> str:
     """Return a hint on how to send a file that a rank misses and the launch directory has.
 
     Most such files are data that git ignores: the code that nodes receive does not contain them.

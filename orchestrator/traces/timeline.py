@@ -75,10 +75,10 @@ class TraceEvent(NamedTuple):
 def read_trace(path: Path) -> tuple[int | None, TracedRank]:
     """Return the rank that a trace names, if any, and the rank's figures."""
     with open_trace(path) as trace:
-        return trace.rank, of_rank(what_matters(trace.events()))
+        return trace.rank, trace_of_rank(events_that_matter(trace.events()))
 
 
-def what_matters(entries: Iterable[dict[str, Any]]) -> Iterator[TraceEvent]:
+def events_that_matter(entries: Iterable[dict[str, Any]]) -> Iterator[TraceEvent]:
     """Yield the events of a trace that the figures need."""
     for entry in entries:
         if entry["ph"] == "X" and entry.get("cat") in KINDS:
@@ -90,7 +90,7 @@ def what_matters(entries: Iterable[dict[str, Any]]) -> Iterator[TraceEvent]:
             yield TraceEvent(name, entry["cat"], entry.get("tid"), start, end, args)
 
 
-def of_rank(events: Iterable[TraceEvent]) -> TracedRank:
+def trace_of_rank(events: Iterable[TraceEvent]) -> TracedRank:
     found: defaultdict[str, list[TraceEvent]] = defaultdict(list)
     for event in events:
         found[sort_of(event)].append(event)
@@ -400,7 +400,7 @@ COLUMNS = {
 MOST_LINES = 16
 
 
-def to_text(overlap: Overlap, hosts: Mapping[int, str] | None = None) -> str:
+def overlap_to_text(overlap: Overlap, hosts: Mapping[int, str] | None = None) -> str:
     """Return a table in milliseconds per step, followed by its interpretation."""
     numbers = list(overlap.ranks)
     if len(numbers) > MOST_LINES:
@@ -440,7 +440,7 @@ def describe_overlap(overlap: Overlap) -> str:
     return sentence
 
 
-def as_data(overlap: Overlap) -> dict[str, Any]:
+def overlap_as_data(overlap: Overlap) -> dict[str, Any]:
     """Return the result for JSON."""
     ranks = {}
     for number, rank in overlap.ranks.items():

@@ -141,11 +141,11 @@ def as_head(node_list: str, rounds: str) -> None:
     taken = []
     started = time.perf_counter()
     found = fleet.map_parallel(nodes, lambda node: true(ssh.connect(node)))
-    connections = failures.all_or_table(nodes, found, "")
+    connections = failures.results_or_error(nodes, found, "")
     taken.append(time.perf_counter() - started)
     for _ in range(int(rounds) - 1):
         started = time.perf_counter()
-        failures.all_or_table(nodes, fleet.map_parallel(connections, true), "")
+        failures.results_or_error(nodes, fleet.map_parallel(connections, true), "")
         taken.append(time.perf_counter() - started)
     print(json.dumps(taken), flush=True)
     # Our commands end like this as well: the connections close with the process.

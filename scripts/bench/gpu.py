@@ -555,7 +555,7 @@ def profiled(place: Path) -> Seen:
         timeline.read_trace(path) for path in (place / "outputs/profile").glob("rank_*.json.gz")
     )
     found = timeline.compare_ranks({number or 0: each for number, each in traces.items()})
-    text = json.dumps(timeline.as_data(found))
+    text = json.dumps(timeline.overlap_as_data(found))
     return Seen(text[:100], "compute_ms" in text)
 
 

@@ -32,7 +32,7 @@ import os, sys, time
 from pathlib import Path
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.start.code import begin_scan, bring
-from orchestrator.head.start.nodes import try_all
+from orchestrator.head.start.nodes import try_nodes
 from orchestrator.head.start.request import resolve_request
 nodes, config = map(Path, sys.argv[1:3])
 request = resolve_request(LaunchArguments(
@@ -40,7 +40,7 @@ request = resolve_request(LaunchArguments(
     where=Where(nodes=nodes, ssh_config=config),
 ))
 scan = begin_scan(request)
-answered = try_all(request)
+answered = try_nodes(request)
 assert not answered.lost, answered.lost
 began = time.monotonic()
 bring(request, answered.reached, len(answered.reached), scan)

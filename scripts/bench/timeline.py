@@ -23,7 +23,7 @@ WRAPPED = (
     ("orchestrator.head.connect.fabric_login", "log_in", "log in"),
     ("orchestrator.head.connect.reach", "open_channel", "shell, Python, server"),
     ("orchestrator.head.connect.channel", "NodeChannel.ask", "ask: "),
-    ("orchestrator.head.start.nodes", "try_all", "all nodes reached and probed"),
+    ("orchestrator.head.start.nodes", "try_nodes", "all nodes reached and probed"),
     ("orchestrator.head.start.parts", "make_plan", "plan"),
     ("orchestrator.head.start.record", "manifest", "manifest"),
     ("orchestrator.head.start.launch", "start_all", "all nodes started"),

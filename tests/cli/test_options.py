@@ -300,7 +300,7 @@ def test_show_log_prefers_option_over_variable(
     verbosity: int, variable: str, level: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = []
-    monkeypatch.setattr(logs, "to_terminal", lambda level, write: shown.append(level))
+    monkeypatch.setattr(logs, "show_log_on_terminal", lambda level, write: shown.append(level))
     monkeypatch.setenv("ORCHESTRATOR_LOG", variable)
     command = click.Command("x")
     show_log(click.Context(command), click.Option(["-v"]), verbosity)

@@ -39,7 +39,7 @@ def write():
     with files.open_replacement("report.html") as file:
         os.kill(os.getpid(), signal.SIGINT)
 
-interrupt.answer_at_once()
+interrupt.install_handlers()
 run_command(write, "write")
 """
 

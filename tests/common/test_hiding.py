@@ -78,8 +78,8 @@ def test_mask_detects_beginning_of_secret(secret: str, cut: int, more: bytes) ->
 )
 def test_is_secret_by_name_or_value(name: str, value: str, wanted: bool) -> None:
     assert hiding.is_secret(name, value) is wanted
-    assert bool(hiding.of_environment({name: value})) is wanted
-    assert value in hiding.of_environment({name: value}, [name])
+    assert bool(hiding.secrets_of_environment({name: value})) is wanted
+    assert value in hiding.secrets_of_environment({name: value}, [name])
 
 
 @pytest.mark.parametrize(

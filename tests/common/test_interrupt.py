@@ -10,13 +10,13 @@ import pytest
 HELD = """
 import os, signal
 from orchestrator.common import interrupt
-interrupt.answer_at_once()
+interrupt.install_handlers()
 interrupt.hold_interrupts()
 os.kill(os.getpid(), signal.{name})
 print(interrupt.end_is_wanted(), *interrupt.release_interrupts(), flush=True)
 """
 AFTERWARDS = """
-interrupt.undo_with(lambda: print("undone", flush=True))
+interrupt.undo_on_interrupt(lambda: print("undone", flush=True))
 os.kill(os.getpid(), signal.{name})
 print("goes on", flush=True)
 """
@@ -51,7 +51,7 @@ import os, signal
 from pathlib import Path
 from orchestrator.common import interrupt
 from orchestrator.head.transfer.listing import marker_file
-interrupt.answer_at_once()
+interrupt.install_handlers()
 with marker_file(Path("directory")):
     assert os.listdir("directory")
     os.kill(os.getpid(), signal.{name})
@@ -71,5 +71,5 @@ def test_immediate_exit_leaves_no_file(
     (tmp_path / "directory").mkdir()
     assert said(LEAVES, name)[1:] == ("\ninterrupted\n", 130)
     assert not list((tmp_path / "directory").iterdir())
-    imports = LEAVES.partition("interrupt.answer")[0]
+    imports = LEAVES.partition("interrupt.install")[0]
     assert said(imports + STAYS, name) == ("[]\n", "", 0)

@@ -37,7 +37,7 @@ def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("level", [logging.INFO, logging.DEBUG])
 def test_terminal_shows_chosen_level(level: int) -> None:
     shown: list[str] = []
-    logs.to_terminal(level, shown.append)
+    logs.show_log_on_terminal(level, shown.append)
     # A launch keeps all of the log in a file.
     logs.hold_lines()
     LOG.debug("%s: is asked %s", "n1", "machine.probe")
@@ -57,8 +57,8 @@ def test_terminal_shows_chosen_level(level: int) -> None:
 def test_user_message_is_logged_in_file_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logs.to_terminal(logging.DEBUG, output.complain)
-    logs.keep_in(tmp_path / "head.log")
+    logs.show_log_on_terminal(logging.DEBUG, output.complain)
+    logs.write_log_to(tmp_path / "head.log")
     output.say("sends the code")
     shown = capsys.readouterr()
     assert (shown.out + shown.err).count("sends the code") == 1
@@ -70,10 +70,10 @@ def test_log_contains_lines_from_before_its_directory(tmp_path: Path) -> None:
     logs.hold_lines()
     LOG.debug("connecting")
     for name in ("first", "second"):
-        logs.keep_in(tmp_path / f"{name}.log")
+        logs.write_log_to(tmp_path / f"{name}.log")
         LOG.debug("in the %s", name)
-        logs.keep_in(tmp_path / f"{name}.log")
-    logs.let_go()
+        logs.write_log_to(tmp_path / f"{name}.log")
+    logs.stop_holding_lines()
     LOG.debug("started")
     first, second = ((tmp_path / f"{name}.log").read_text() for name in ("first", "second"))
     assert [line.rpartition(": ")[2] for line in first.splitlines()] == [
@@ -91,12 +91,12 @@ def test_secrets_are_hidden_wherever_head_writes(
     """Those of the launch by their values, in logs also others by their form."""
     shown: list[str] = []
     logs.hold_lines([SECRET])
-    logs.to_terminal(logging.DEBUG, shown.append)
-    logs.keep_in(tmp_path / "head.log")
+    logs.show_log_on_terminal(logging.DEBUG, shown.append)
+    logs.write_log_to(tmp_path / "head.log")
     LOG.info("the hook said %s", f"key {SECRET}")
     LOG.info("at https://anna:pass@host/x with hf_%s", "a" * 30)
     logs.append_line(tmp_path / "head.log", LOG.name, "a note of %s", SECRET)
-    with output.heard_by(shown.append):
+    with output.messages_to(shown.append):
         output.say(f"heard {SECRET}")
     output.say(f"said {SECRET}")
     output.complain(f"n1: cannot read {SECRET}")
@@ -135,7 +135,7 @@ def test_log_file_is_private_and_bounded(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_unwritable_log_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "head.log").symlink_to("/dev/full")
-    logs.keep_in(tmp_path / "head.log")
+    logs.write_log_to(tmp_path / "head.log")
     LOG.info("a line")
     logs.append_line(tmp_path / "head.log", LOG.name, "a note")
     logs.append_line(tmp_path / "gone" / "head.log", LOG.name, "a note")

@@ -12,7 +12,7 @@ import pytest
 from orchestrator.common.errors import UsageError
 from orchestrator.launchers import run_node as by_hand
 from orchestrator.launchers.run_node import Master, why_not_one_job
-from orchestrator.protocol.control import Agreed, Hello, Reply, read_frame, to_frame
+from orchestrator.protocol.control import Agreed, Hello, Reply, message_to_frame, read_frame
 from orchestrator.protocol.frames import JSON, frame_header
 from orchestrator.protocol.message import decode_value
 from tests.clusters.slurm import free_ports, with_variable
@@ -222,7 +222,7 @@ def test_strangers_at_node_0_are_rejected() -> None:
             with contextlib.suppress(ConnectionError):
                 assert client.recv(1) == b"", "it was not sent away"
             client.close()
-        with dial(port, to_frame(hello(1))) as second:
+        with dial(port, message_to_frame(hello(1))) as second:
             gathering.join()
             master.send(Reply(go=good()))
             assert decode_value(Reply, read_frame(second)) == Reply(go=good())
@@ -232,8 +232,8 @@ def test_strangers_at_node_0_are_rejected() -> None:
 def test_node_that_left_may_return() -> None:
     (port,) = free_ports(1)
     with Master(hello(0, nnodes=3), port) as master:
-        dial(port, to_frame(hello(1, nnodes=3))).close()
+        dial(port, message_to_frame(hello(1, nnodes=3))).close()
         master.admit()
-        with dial(port, to_frame(hello(1, nnodes=3, host="x"))):
+        with dial(port, message_to_frame(hello(1, nnodes=3, host="x"))):
             master.admit()
             assert [node.host for node in master.nodes] == ["h0", "x"]

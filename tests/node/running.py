@@ -181,7 +181,9 @@ class Job:
         return there
 
     def living(self) -> list[int]:
-        return [process.pid for process in job_processes.of_job(self.run.job, self.run.node)]
+        return [
+            process.pid for process in job_processes.processes_of_job(self.run.job, self.run.node)
+        ]
 
     def clear(self) -> None:
         """Remove the leftovers of a failed test."""
@@ -190,7 +192,7 @@ class Job:
             self.process.wait()
             assert self.process.stdout is not None
             self.process.stdout.close()
-        for process in job_processes.of_job(self.run.job, self.run.node):
+        for process in job_processes.processes_of_job(self.run.job, self.run.node):
             processes.send_signal(process, signal.SIGKILL)
 
 

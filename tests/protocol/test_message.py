@@ -271,12 +271,12 @@ def test_oversized_frame_is_refused_by_header() -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.sampled_from([*events.EVENTS.values()]).flatmap(made))
 def test_event_round_trips(event: events.Event) -> None:
-    data = json.loads(json.dumps(events.to_data(event)))
-    assert events.from_data(data) == event
+    data = json.loads(json.dumps(events.event_to_data(event)))
+    assert events.event_from_data(data) == event
 
 
 def test_event_of_newer_kind_is_skipped() -> None:
-    found = events.from_data({"event": "rank_teleported", "time": 1.0, "to": "mars"})
+    found = events.event_from_data({"event": "rank_teleported", "time": 1.0, "to": "mars"})
     assert (type(found), found.time) == (events.Event, 1.0)
 
 

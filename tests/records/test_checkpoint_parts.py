@@ -9,7 +9,7 @@ from orchestrator.records.checkpoint_parts import (
     CheckpointCandidate,
     Holding,
     list_candidates,
-    nothing_whole,
+    no_checkpoint_error,
     plan_deliveries,
 )
 
@@ -39,7 +39,7 @@ def test_candidate_is_whole_if_each_file_is_somewhere() -> None:
     short = found(holding(0, "a"), holding(1, "ab"))
     assert not short.whole
     assert short.shortage() == "step 8 lacks c (written by nc)"
-    assert "step 8 lacks c (written by nc)" in str(nothing_whole([short]))
+    assert "step 8 lacks c (written by nc)" in str(no_checkpoint_error([short]))
 
 
 def test_files_of_two_saves_are_not_combined() -> None:

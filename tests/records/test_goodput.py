@@ -147,6 +147,9 @@ def test_spans_of_reads_attempts_of_record(known: JobRecord, spans: list[Span]) 
 
 
 def test_in_words_lists_largest_parts() -> None:
-    assert goodput.in_words(parts(training=90, start=9.8, stop=0.2)) == "90% training, 10% start"
-    assert goodput.in_words(parts()) == ""
-    assert goodput.in_words(parts(unknown=7, start=1)) == ""
+    assert (
+        goodput.shares_in_words(parts(training=90, start=9.8, stop=0.2))
+        == "90% training, 10% start"
+    )
+    assert goodput.shares_in_words(parts()) == ""
+    assert goodput.shares_in_words(parts(unknown=7, start=1)) == ""

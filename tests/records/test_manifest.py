@@ -32,9 +32,9 @@ def test_not_sent_explains_missing_file(message: str, fix: str, tmp_path: Path) 
     message = message.replace(f"{NODE}/TREE", f"{NODE}/{'/'.join(tree.parts[-3:])}")
     message, fix = (each.replace("/TREE", str(tree)) for each in (message, fix))
     directory = experiments.create_experiment(tmp_path, "run")
-    assert manifest.not_sent(directory, message) == ""
+    assert manifest.send_hint(directory, message) == ""
     for sent in (True, False):  # nodes that share the directory lack it, as it was not there
         known = {"directory": str(tree), "tree": "abc" if sent else None}
         (directory.path / "manifest.json").write_text(json.dumps(known))
-        said = manifest.not_sent(directory, message)
+        said = manifest.send_hint(directory, message)
         assert (fix in said and bool(said) == bool(fix)) if sent else not said

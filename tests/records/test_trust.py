@@ -64,7 +64,9 @@ def test_experiment_writable_by_others_is_refused(launched: Experiment, which: s
     with pytest.raises(Untrusted, match="may be written by everybody") as refused:
         named.read_record()
     assert f"chmod -R go-w {path}; or add --trust-record" in refused.value.fix
-    assert [found.problem for found in experiments.passed_over(root)] == [refused.value.problem]
+    assert [found.problem for found in experiments.untrusted_experiments(root)] == [
+        refused.value.problem
+    ]
     trusted = find_experiment(Where(experiments=root, trust_record=True), None)
     assert trusted is not None
     assert trusted.read_record() == record()

@@ -25,8 +25,8 @@ from orchestrator.traces.timeline import (
     TraceEvent,
     intersect_intervals,
     merge_intervals,
-    of_rank,
     total_length,
+    trace_of_rank,
 )
 from tests.engine import pair
 
@@ -96,7 +96,7 @@ def test_parts_add_up(
     events = [TraceEvent("void gemm()", "kernel", 7, *span, {}) for span in compute]
     events += [TraceEvent(GATHER, "kernel", 20, *span, {}) for span in talk]
     events += [TraceEvent("orchestrator: data", "user_annotation", 1, *span, {}) for span in wait]
-    found = of_rank(events)
+    found = trace_of_rank(events)
     c, t = cells(compute), cells(talk)
     window = set(range(min(c | t), max(c | t) + 1)) if c | t else set()
     data = (cells(wait) & window) - c - t
@@ -181,10 +181,10 @@ def test_straggler_waits_least(tmp_path: Path) -> None:
     assert found.waited_ms == pytest.approx({0: 4, 1: 4, 2: 0, 3: 4})
     assert found.straggler == 2
     assert found.lag_ms == pytest.approx(4)
-    text = timeline.to_text(found)
+    text = timeline.overlap_to_text(found)
     assert "rank 2 is slowest: others wait 4 ms per step for it" in text
     assert [line.split()[-1] for line in text.splitlines()[1:5]] == ["4.0", "4.0", "slowest", "4.0"]
-    data = json.loads(json.dumps(timeline.as_data(found)))
+    data = json.loads(json.dumps(timeline.overlap_as_data(found)))
     assert data["straggler"] == 2 and data["lag_ms_per_step"] == pytest.approx(4)
     assert data["ranks"]["3"]["waited_ms_per_step"] == pytest.approx(4)
     assert "collectives" not in data["ranks"]["3"]
@@ -205,18 +205,18 @@ def test_unequal_counts_are_not_compared(tmp_path: Path) -> None:
     found = timeline.compare_ranks({0: one, 1: other})
     assert found.unmatched == ("AllGather",)
     assert (found.straggler, found.waited_ms) == (None, {0: 0, 1: 0})
-    assert "not compared: AllGather" in timeline.to_text(found)
+    assert "not compared: AllGather" in timeline.overlap_to_text(found)
 
 
 def test_text_without_communication_says_so(tmp_path: Path) -> None:
     alone = timeline.compare_ranks({0: read(tmp_path, event("gemm", 0, 1000))})
-    assert timeline.to_text(alone, {0: "gpu01"}).splitlines() == [
+    assert timeline.overlap_to_text(alone, {0: "gpu01"}).splitlines() == [
         "rank       step  computing  exposed comm       data       idle     waited  ms per step",
         "   0        1.0        1.0           0.0        0.0        0.0        0.0  gpu01",
         "no communication was seen",
     ]
     empty = timeline.compare_ranks({0: read(tmp_path)})
-    assert timeline.as_data(empty)["ranks"]["0"]["window_ms"] == 0
+    assert timeline.overlap_as_data(empty)["ranks"]["0"]["window_ms"] == 0
 
 
 # -- traces of CPUs, by hand ----------------------------------------------------------------------

@@ -29,7 +29,7 @@ from torch.optim import (
 )
 
 from orchestrator.common.errors import CheckFailed, UsageError
-from orchestrator.config.parse import one_of
+from orchestrator.config.parse import check_one_of
 from orchestrator.config.schema import Config, SchedulerConfig
 from orchestrator.engine.models.import_by_name import kind_of
 from orchestrator.engine.models.nested import map_nested
@@ -377,7 +377,7 @@ class LrScheduler:
     """Steps a torch scheduler, if there is one, after each step or epoch."""
 
     def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer, every: str) -> None:
-        one_of("scheduler_every", every, ("step", "epoch"))
+        check_one_of("scheduler_every", every, ("step", "epoch"))
         makes_one = isinstance(scheduler, type) or not hasattr(scheduler, "state_dict")
         if scheduler is not None and makes_one:
             scheduler = scheduler(optimizer)

@@ -97,7 +97,7 @@ class Parts:
     def introduce(self) -> None:
         """Print the ranks and devices, how the model is sharded, and the parameter count."""
         tell, everyone = functools.partial(say_from_rank_0, self.ranks), self.ranks
-        tell(mesh.in_words(self.mesh, everyone))
+        tell(mesh.describe_mesh(self.mesh, everyone))
         here = everyone.neighbours
         if everyone.world > 1 and everyone.rank == here[0]:
             host = f"{everyone.nodes[everyone.rank][1]}, {device_name(everyone.device)}"
@@ -114,7 +114,7 @@ class Parts:
 # -- from the arguments of a Trainer ---------------------------------------------------------------
 
 
-def of_settings(given: TrainerSettings) -> Parts:
+def parts_of_trainer(given: TrainerSettings) -> Parts:
     """Return the parts of a Trainer: shard its model and bind the optimizers to it."""
     model, optimizers, schedulers = trained_of(given)
     # The names by which an optimizer finds its parameters once the model is sharded.
@@ -181,7 +181,7 @@ def training_of(name: str, given: TrainerSettings, training: TrainingConfig) -> 
 # -- from a config ---------------------------------------------------------------------------------
 
 
-def of_config(config: Config, everyone: Ranks) -> Parts:
+def parts_of_config(config: Config, everyone: Ranks) -> Parts:
     """Return the parts that a config describes: build, shard and fill its model."""
     config = settings.keep_batch(
         config, everyone.world, functools.partial(say_from_rank_0, everyone)
@@ -224,7 +224,7 @@ def filler(
     def fill() -> None:
         if build.is_built_in(model):
             build.initialise_model(model, config.training.seed, target)
-        elif mesh.is_empty(model):
+        elif mesh.is_on_meta(model):
             mesh.give_memory(model, target)
         if weights is not None:
             whole_weights.load_weights(model, as_path(weights))

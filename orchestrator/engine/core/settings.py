@@ -18,7 +18,7 @@ import torch
 from orchestrator.common.errors import UsageError
 from orchestrator.common.text import Say, plural
 from orchestrator.config import parse
-from orchestrator.config.parse import check_bounds, one_of
+from orchestrator.config.parse import check_bounds, check_one_of
 from orchestrator.config.schema import SHARDED, Config, TrainingConfig, best_metric
 from orchestrator.engine.core.stopping import Duration, Limit, TrainingRequest, parse_period
 from orchestrator.engine.data.batch import Batches
@@ -161,7 +161,7 @@ def trainer_config(given: TrainerSettings) -> Config:
             'strategy="auto" is gone',
             'leave it out for "ddp", or say "hybrid_shard" if a device is too small for the model',
         )
-    one_of("strategy", strategy, STRATEGIES)
+    check_one_of("strategy", strategy, STRATEGIES)
     merged: dict[str, Any] = {
         "training": {
             "mixed_precision": given.precision,
@@ -197,7 +197,7 @@ def refuse_unread(keys: Mapping[str, Any]) -> None:
                 raise UsageError(f"config: a Trainer does not read {shown}", REFUSED[name])
 
 
-def of_launch() -> Config | None:
+def config_of_launch() -> Config | None:
     """Return the config that the launch resolved, or None if torchrun was started by hand.
 
     It is read from the run directory on this node.

@@ -24,7 +24,7 @@ from torch.utils.data import (
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.common.text import Say
-from orchestrator.config.parse import one_of
+from orchestrator.config.parse import check_one_of
 from orchestrator.engine.data.batch import Batches, Micro, TrainingPlace, ignore_signals
 from orchestrator.engine.data.rounds import EPOCHS, OurOrder, OwnOrder, Round
 from orchestrator.engine.ranks.randomness import seed_all
@@ -33,7 +33,7 @@ from orchestrator.engine.ranks.ranks import Ranks, gather_values
 
 def share_of_loader(loader: Any, ranks: Ranks, seed: int, stream: str, name: str) -> Shard:
     """Return this rank's share of a loader. Raise CheckFailed if it cannot be divided."""
-    one_of("stream", stream, ("dealt", "own"))
+    check_one_of("stream", stream, ("dealt", "own"))
     if not isinstance(loader, Iterable):
         raise CheckFailed(f"{name} is a {type(loader).__name__}, not a DataLoader")
     sampler = drawn_by(loader)[0] if isinstance(loader, DataLoader) else None

@@ -262,5 +262,5 @@ class StepAccount:
 
 
 @functools.cache
-def of_process() -> StepAccount:
+def account_of_process() -> StepAccount:
     return StepAccount()

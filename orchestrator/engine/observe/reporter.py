@@ -135,7 +135,7 @@ class Reporter:
         self.say, self.trackers, self.left = reporting.say, reporting.trackers, left
         self.tokens, self.skipped = tokens, 0
         self.phases = Phases(ranks.device, model)
-        self.account, self.data_counted = metrics.of_process(), 0.0
+        self.account, self.data_counted = metrics.account_of_process(), 0.0
         self.account.begin(step)
         self.ledger = Ledger()
         self.file = metrics.MetricsFile(ranks.rank, step, trainer, unit)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import UsageError
-from orchestrator.config.parse import one_of
+from orchestrator.config.parse import check_one_of
 from orchestrator.engine.ranks.ranks import Ranks, run_together
 from orchestrator.trackers.known import (
     KNOWN,
@@ -65,7 +65,7 @@ class Trackers:
     def _check(self) -> None:
         for tracker in self.wanted:
             if isinstance(tracker, str):
-                one_of("a tracker", tracker, tuple(KNOWN))
+                check_one_of("a tracker", tracker, tuple(KNOWN))
                 import_tracker(KNOWN[tracker].package, KNOWN[tracker].imports)
             elif callable(getattr(tracker, "log", None)) and callable(
                 getattr(tracker, "close", None)

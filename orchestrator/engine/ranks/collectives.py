@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from orchestrator.common.errors import CheckFailed, UsageError
-from orchestrator.config.parse import one_of
+from orchestrator.config.parse import check_one_of
 from orchestrator.config.schema import Config, DistributedConfig
 from orchestrator.engine.ranks import ranks
 
@@ -61,7 +61,7 @@ def setup_distributed(backend: str | None = None, timeout: float = 600.0) -> Nod
     if dist.is_initialized():
         return get_node_info()
     # Without this, a task of srun has no RANK and would train alone.
-    ranks.take_place()
+    ranks.set_rank_variables()
     if chosen == "mpi":
         dist.init_process_group("mpi")
     else:
@@ -79,7 +79,7 @@ def choose_backend(wanted: str | None = None) -> str:
     gpu = torch.cuda.is_available()
     if wanted is None:
         return "nccl" if gpu and dist.is_nccl_available() else "gloo"
-    one_of("backend", wanted, ("nccl", "gloo", "mpi"))
+    check_one_of("backend", wanted, ("nccl", "gloo", "mpi"))
     if wanted == "nccl" and not gpu:
         raise CheckFailed("the backend is nccl, but this machine has no GPU", "leave it out")
     if wanted == "mpi" and not dist.is_mpi_available():
@@ -152,7 +152,7 @@ def all_reduce_tensor(tensor: Tensor, op: str = "sum") -> Tensor:
 
     The mean of whole numbers is a floating-point tensor; sum and mean count true as 1.
     """
-    one_of("op", op, tuple(OPS))
+    check_one_of("op", op, tuple(OPS))
     local = _as_plain(tensor)
     value = local.to(torch.int64) if local.dtype == torch.bool else local.clone()
     if op == "mean" and not value.dtype.is_floating_point and not value.dtype.is_complex:

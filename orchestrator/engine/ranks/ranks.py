@@ -60,7 +60,7 @@ def join_group(config: Config) -> Ranks:
     device = device_of_rank()
     if not dist.is_initialized():
         start_group(config, device)
-        wait_as_long(config, host_group())
+        set_group_timeouts(config, host_group())
     nodes = nodes_of_ranks()
     local = int(os.environ.get("LOCAL_RANK", "0"))
     return Ranks(dist.get_rank(), dist.get_world_size(), local, device, nodes)
@@ -185,7 +185,7 @@ def _host_group(world: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     return None if dist.get_backend(world) == "gloo" else dist.new_group(backend="gloo")
 
 
-def wait_as_long(config: Config, *groups: dist.ProcessGroup | None) -> None:
+def set_group_timeouts(config: Config, *groups: dist.ProcessGroup | None) -> None:
     """Set distributed.timeout for groups. torch sets it only for the first group."""
     timeout = datetime.timedelta(seconds=config.distributed.timeout)
     # torch 2.14 makes the function public, and warns of the private one.
@@ -259,7 +259,7 @@ def running() -> bool:
 # -- tasks of srun ---------------------------------------------------------------------------------
 
 
-def take_place() -> None:
+def set_rank_variables() -> None:
     """Set a rank's variables for a task of srun, unless torchrun or the user has set RANK."""
     if "RANK" in os.environ:
         return

@@ -39,7 +39,7 @@ from orchestrator.engine.ranks.ranks import Ranks, gather_values, run_together, 
 from orchestrator.engine.saving import nodes, ownership
 from orchestrator.engine.saving.mirror import Mirror
 from orchestrator.engine.saving.nodes import choose_writers
-from orchestrator.engine.saving.ownership import TrainingRun, is_of
+from orchestrator.engine.saving.ownership import TrainingRun, is_of_run
 from orchestrator.engine.saving.reader import METADATA
 from orchestrator.engine.saving.writer import (
     MOST_PARTS,
@@ -108,7 +108,7 @@ class Checkpoints:
         self._open()
         apart = self.writers.apart
         if config.mirror and self.writers.publishes and (apart or ranks.rank == 0):
-            self.mirror = Mirror(config.mirror, config.keep, functools.partial(is_of, run))
+            self.mirror = Mirror(config.mirror, config.keep, functools.partial(is_of_run, run))
         if apart and not self.in_memory:
             say(
                 "the nodes share no disk: each keeps its own part of every checkpoint, which is on"
@@ -129,7 +129,7 @@ class Checkpoints:
             checkpoint_store.remove_interrupted(self.directory, self.token)
         here = checkpoint_store.list_checkpoints(self.directory) if self.writers.publishes else []
         self.latest = max(gather_values(max((each.created for each in here), default=0.0)))
-        own = (each for each in here if is_of(self.run, each.progress))
+        own = (each for each in here if is_of_run(self.run, each.progress))
         self.newest = max((each.step for each in own if each.complete or each.part), default=None)
 
     def close(self) -> None:
@@ -370,7 +370,7 @@ class Checkpoints:
             checkpoint_store.prune_checkpoints(self.directory, keep, self._is_ours, self._counts)
 
     def _is_ours(self, checkpoint: Checkpoint) -> bool:
-        return is_of(self.run, checkpoint.progress)
+        return is_of_run(self.run, checkpoint.progress)
 
     def _counts(self, checkpoint: Checkpoint) -> bool:
         """Return True if it is complete, as far as this node knows.

@@ -103,7 +103,7 @@ def resume_state(
         begun = begun or loading.begun
     on_disk = [candidate for candidate in found.candidates if not candidate.in_memory]
     if lacking := [each for each in on_disk if not each.whole and not found.shared]:
-        raise checkpoint_parts.nothing_whole(lacking)
+        raise checkpoint_parts.no_checkpoint_error(lacking)
     if begun or (on_disk and not found.shared):
         raise CheckFailed(
             "none of its checkpoints verifies",
@@ -121,7 +121,7 @@ class Loading:
     ) -> None:
         self.candidate, self.target, self.ranks = candidate, target, target.ranks
         self.node = self.ranks.nodes[self.ranks.rank][0]
-        self.members = nodes.of_nodes(self.ranks.nodes)
+        self.members = nodes.ranks_of_nodes(self.ranks.nodes)
         # True if all ranks see one directory.
         self.shared = shared
         self.brought = checkpoint_store.partial_path(room, candidate.step, "brought")

@@ -75,7 +75,7 @@ def choose_writers(
     apart = not shared and not node_holds_all
     sets = [list(range(ranks.world))]
     if not shared and not apart:
-        sets = [members for _, members in sorted(of_nodes(ranks.nodes).items())]
+        sets = [members for _, members in sorted(ranks_of_nodes(ranks.nodes).items())]
     world = dist.group.WORLD if dist.is_initialized() else None
     groups = [writing_group(purpose, world, tuple(each)) for each in sets]
     group, all_of_it = next(
@@ -103,7 +103,7 @@ def writing_group(
 
 def holds_all(mesh: Mesh, ranks: Ranks) -> bool:
     """Return True if each node has all parameters by itself."""
-    counts = [len(members) for members in of_nodes(ranks.nodes).values()]
+    counts = [len(members) for members in ranks_of_nodes(ranks.nodes).values()]
     return mesh.mesh is None or (
         mesh.copies > 1 and all(count % mesh.mesh.size(-1) == 0 for count in counts)
     )
@@ -222,7 +222,7 @@ class Incoming:
         return self.problem
 
 
-def of_nodes(nodes: Sequence[tuple[int, str]]) -> Mapping[int, list[int]]:
+def ranks_of_nodes(nodes: Sequence[tuple[int, str]]) -> Mapping[int, list[int]]:
     """Return the ranks of each node."""
     ranks: dict[int, list[int]] = {}
     for rank, (node, _) in enumerate(nodes):
@@ -272,7 +272,7 @@ def deliveries_of(
 
     The files with values that are equal on all ranks go to every node.
     """
-    members = of_nodes(nodes)
+    members = ranks_of_nodes(nodes)
     order = sorted(members)
     deliveries = []
     for name, record in files.items():

@@ -73,7 +73,7 @@ def attempt_number() -> int:
     return int(os.environ.get("ORCHESTRATOR_ATTEMPT", "1"))
 
 
-def is_of(run: TrainingRun, progress: Any) -> bool:
+def is_of_run(run: TrainingRun, progress: Any) -> bool:
     other = run_of(progress)
     return other is None or other.id == run.id
 

@@ -113,7 +113,7 @@ def held_of(checkpoint: Checkpoint, node: int) -> Holding | None:
     here = frozenset(
         name
         for name, record in checkpoint.files.items()
-        if not checkpoint_manifest.mis_sized(checkpoint.path, name, record)
+        if not checkpoint_manifest.size_problem(checkpoint.path, name, record)
     )
     run, own = run_of(checkpoint.progress), FileRecord(len(manifest), sha256(manifest).hexdigest())
     return Holding(

@@ -33,7 +33,7 @@ from orchestrator.common.text import plural
 from orchestrator.config.schema import COPIED, Config
 from orchestrator.config.sharding import check_offload, group_size
 from orchestrator.engine.ranks import agreement, plain_names
-from orchestrator.engine.ranks.ranks import Ranks, device_name, wait_as_long
+from orchestrator.engine.ranks.ranks import Ranks, device_name, set_group_timeouts
 from orchestrator.engine.sharding.blocks import (
     blocks_of,
     kept_whole,
@@ -81,11 +81,11 @@ def make_mesh(config: Config, ranks: Ranks) -> Mesh:
         shape = (ranks.world // size, size)
     names = ("replicate", "shard")[-len(shape) :]
     mesh = init_device_mesh(ranks.device.type, shape, mesh_dim_names=names)
-    wait_as_long(config, *mesh.get_all_groups())
+    set_group_timeouts(config, *mesh.get_all_groups())
     return Mesh(strategy, ranks.world // shape[-1], mesh)
 
 
-def in_words(mesh: Mesh, ranks: Ranks) -> str:
+def describe_mesh(mesh: Mesh, ranks: Ranks) -> str:
     """Return a line about the strategy, and the copies and shards of the parameters."""
     if mesh.strategy == "single":
         return f"one process on {device_name(ranks.device)}: nothing is shared"
@@ -111,7 +111,7 @@ def spread(
 
     A model may be on the meta device; `fill` allocates and fills it once it is sharded.
     """
-    if mesh.mesh is None and not is_empty(model):
+    if mesh.mesh is None and not is_on_meta(model):
         # Sharding moves one group of parameters at a time, so a sharded model is not moved here.
         model.to(ranks.device)
     blocks = recomputed(
@@ -150,7 +150,7 @@ def distribute_model(
             " it again: trainer.save(PATH) there, and Trainer(..., weights=PATH) here",
         )
     refuse_untrainable(model, ranks)
-    if fill is None and is_empty(model):
+    if fill is None and is_on_meta(model):
         raise UsageError(
             "the model is on the meta device and has no weights",
             'name a file: weights="model.safetensors" (model.weights); or make it on the CPU',
@@ -168,7 +168,7 @@ def distribute_model(
     else:
         agreement.refuse_other_shapes(agreement.named_tensors(model))
     if strategy == "dp":
-        if not is_empty(model):
+        if not is_on_meta(model):
             model.to(ranks.device)
         if fill is not None:
             fill()
@@ -387,7 +387,7 @@ def local_tensor(tensor: Tensor) -> Tensor:
         return tensor.to_local()
 
 
-def is_empty(model: nn.Module) -> bool:
+def is_on_meta(model: nn.Module) -> bool:
     """Return True if any tensor of the model is on the meta device, without memory."""
     return any(tensor.is_meta for _, tensor in agreement.named_tensors(model))
 

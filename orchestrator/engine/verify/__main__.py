@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     options = parser.parse_args()
     try:
-        config = settings.of_launch() or Config()
+        config = settings.config_of_launch() or Config()
         ranks = join_group(options.backend, PATIENCE_SECONDS + options.seconds)
         wrong = verify(ranks, config, options.max_size, options.seconds)
     except OrchestratorError as error:

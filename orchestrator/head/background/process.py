@@ -184,8 +184,8 @@ def serve_function(do: Callable[..., None], arguments: dict[str, Any]) -> NoRetu
         os._exit(0)
     from orchestrator.common import interrupt
 
-    interrupt.answer_at_once()
-    interrupt.before_exit(files.remove_unfinished)
+    interrupt.install_handlers()
+    interrupt.call_before_exit(files.remove_unfinished)
     # The asking program may be Slurm's batch script; this process is not.
     os.environ.pop("ENVIRONMENT", None)
     answers = Answers()

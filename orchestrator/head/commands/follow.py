@@ -81,7 +81,7 @@ def follow_again(
     looks_on: bool = False,
 ) -> int:
     """Follow a running job as its new head, from its recorded state."""
-    logs.keep_in(job.experiment.head_log)
+    logs.write_log_to(job.experiment.head_log)
     log.info("process %d follows job %s, which runs already", os.getpid(), record.job)
     record = replace(record, head=this_head())
     session = FollowSession(
@@ -127,7 +127,7 @@ def leave(running: Run, screen: Screen | None, where: Where | None) -> None:
         if screen is not None and not screen.quiet:
             experiment.keep_shown(screen.positions)
         on_purpose = running.left_on_purpose
-        words = f"; {leave_behind(experiment, where, on_purpose=on_purpose)}"
+        words = f"; {leave_to_background(experiment, where, on_purpose=on_purpose)}"
     say(f"left running{words}; follow it again: orchestrator attach {experiment.name}")
 
 
@@ -151,7 +151,7 @@ def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None 
     log.info("the job has ended: %s, exit code %d", record.state, record.exit_code)
     cause = record.verdict
     lines = [f"{state_of(record)} after {format_duration(record.ended - record.started)}"]
-    if words := goodput.in_words({} if screen is None else record.goodput):
+    if words := goodput.shares_in_words({} if screen is None else record.goodput):
         lines[0] += f" ({words})"
     if cause is None or record.state == "stopped":
         reason = cause.message if cause else ""
@@ -171,7 +171,9 @@ def report_end(experiment: Experiment, record: JobRecord, screen: Screen | None 
     known = cause.node is not None and cause.node < len(record.nodes)
     rank = "" if cause.rank is None else f" --rank {cause.rank}"
     logs = f"orchestrator logs {shlex.quote(experiment.name)}{rank}" if known else ""
-    told = verdict.to_lines(crash_dump.in_verdict(cause, tree), logs, styles.style_text)
+    told = verdict.verdict_to_lines(
+        crash_dump.own_paths_in_verdict(cause, tree), logs, styles.style_text
+    )
     if known:
         show_words(experiment, record, cause, rows_of([*lines, *told]))
     for line in told:
@@ -218,7 +220,7 @@ def show_words(experiment: Experiment, record: JobRecord, cause: Cause, taken: i
     width = output.terminal_of().width
     most = (width - len(prefix)) if width else verdict.LONGEST_LINE
     for line in verdict.excerpt_of(lines, max(FEWEST_LINES, PAGE_ROWS - taken)):
-        text = crash_dump.in_text(output.printable_text(line), tree)
+        text = crash_dump.own_paths_in_text(output.printable_text(line), tree)
         output.print_own_line(styles.style_text(prefix, styles.DIM) + fit_columns(text, most))
 
 
@@ -243,17 +245,19 @@ def report_attempts(record: JobRecord) -> list[str]:
 SILENT = View(quiet=True)
 
 
-def leave_behind(experiment: Experiment, where: Where, *, on_purpose: bool) -> str:
+def leave_to_background(experiment: Experiment, where: Where, *, on_purpose: bool) -> str:
     """Start a background head for a job; return a phrase that says if its logs are recorded."""
     which: dict[str, Any] = {"experiment": str(experiment.path), "where": where}
     try:
-        head = Background(take_up, **which, left_behind=True, on_purpose=on_purpose).answer()
+        head = Background(
+            follow_in_background, **which, left_behind=True, on_purpose=on_purpose
+        ).answer()
     except (OrchestratorError, OSError) as error:
         return f"its logs stay on the nodes, for no head can go on in the background: {error}"
     return f"background process {head['pid']} keeps recording its logs and its result"
 
 
-def take_up(
+def follow_in_background(
     answers: Hears,
     where: Where,
     experiment: str | None,
@@ -278,7 +282,7 @@ def take_up(
     sizes = {
         node.index: state.log_bytes or 0 for node, state in zip(record.nodes, states, strict=False)
     }
-    speak_into(job.experiment)
+    redirect_output(job.experiment)
     answers.send(**place, logs=sizes)
     if not record.over:
         follow_again(
@@ -292,7 +296,7 @@ def take_up(
         )
 
 
-def speak_into(experiment: Experiment) -> None:
+def redirect_output(experiment: Experiment) -> None:
     """Redirect stdout and stderr to head.txt, as a background head has no terminal."""
     styles.choose_colors(color=False)
     # A full disk loses only what this head prints.

@@ -26,7 +26,7 @@ def launch(arguments: LaunchArguments) -> int:
     request = resolve_request(arguments)
     if (request.config.launch.queue or request.config.launch.after) and arguments.detach:
         return wait_in_background(arguments)
-    return follow_up(starting.launch(request), arguments)
+    return follow_or_detach(starting.launch(request), arguments)
 
 
 def wait_in_background(arguments: LaunchArguments) -> int:
@@ -48,7 +48,7 @@ def wait_in_background(arguments: LaunchArguments) -> int:
     return EXIT_DONE
 
 
-def follow_up(running: Running, arguments: LaunchArguments) -> int:
+def follow_or_detach(running: Running, arguments: LaunchArguments) -> int:
     """Follow a job that was just started, or leave it running."""
     # Imported while the ranks rendezvous, which starts them 40 ms earlier.
     from orchestrator.head.commands import follow
@@ -72,7 +72,7 @@ def detach(running: Running, where: Where) -> int:
     experiment.unlock()
     words = f"{record.job} runs on {plural(len(record.nodes), 'node')}"
     if not record.head_elsewhere:
-        words += f"; {follow.leave_behind(experiment, where, on_purpose=True)}"
+        words += f"; {follow.leave_to_background(experiment, where, on_purpose=True)}"
     say(words)
     say(f"follow it again: orchestrator attach {experiment.name}")
     return EXIT_DONE
@@ -83,6 +83,6 @@ def show_plan(arguments: LaunchArguments, *, explained: bool) -> int:
     from orchestrator.head.plan import dry_run, redact
 
     planned = redact.redact_plan(starting.rehearse_launch(resolve_request(arguments)))
-    show = dry_run.explain_plan if explained else dry_run.to_text
-    output.print_result(dry_run.to_json(planned), lambda _: show(planned))
+    show = dry_run.explain_plan if explained else dry_run.plan_to_text
+    output.print_result(dry_run.plan_to_json(planned), lambda _: show(planned))
     return EXIT_DONE

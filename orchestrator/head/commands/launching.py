@@ -35,13 +35,13 @@ def launch(
     keys = Pipe(needs_asker=of_sweep)
     try:
         request = replace(resolve_request(arguments, command), detached=False)
-        with output.heard_by(lambda text: answers.send(say=text)):
+        with output.messages_to(lambda text: answers.send(say=text)):
             launched = starting.launch(request, queued)
     finally:
         if arguments.payload is not None:
             shutil.rmtree(arguments.payload, ignore_errors=True)
     keys.needs_asker = False
     launched.experiment.name_head(background=True)
-    follow.speak_into(launched.experiment)
+    follow.redirect_output(launched.experiment)
     answers.send(place=str(launched.experiment.path))
     follow.follow_launched(launched, follow.SILENT, keys, arguments.where)

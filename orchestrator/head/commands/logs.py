@@ -12,7 +12,7 @@ from orchestrator.common import files, hiding
 from orchestrator.common.errors import EXIT_DONE, EXIT_NODE, OrchestratorError
 from orchestrator.config.launch import View, Where
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.reach import ask_once
+from orchestrator.head.connect.reach import ask_node
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import log_files
@@ -153,7 +153,7 @@ def show_system(where: Where, wanted: str | None, node: int | None, last: int | 
     nodes = [one for one in record.nodes if node in (None, one.index)]
 
     def fetch(one: NodeRecord) -> None:
-        keep(experiment, one, ask_once(job.transport, one, question(record, one), ANSWER_SECONDS))
+        keep(experiment, one, ask_node(job.transport, one, question(record, one), ANSWER_SECONDS))
 
     answers = fleet.map_parallel(nodes, fetch)
     if node is None:

@@ -108,7 +108,7 @@ def to_text(jobs: Sequence[Experiment]) -> str:
 def columns_of_sweep(rows: Sequence[Row], where: Where) -> list[Column[Row]]:
     """Return a column for each value that varies, if all rows are members of one sweep."""
     tags = set.intersection(*(set(row.tags) for row in rows))
-    sweeps = filter(None, (journal.known_as(where.experiments, tag) for tag in tags))
+    sweeps = filter(None, (journal.find_journal(where.experiments, tag) for tag in tags))
     members = {str(state.member): state.values for sweep in sweeps for state in sweep.read()}
     names = dict.fromkeys(name for values in members.values() for name in values)
     return [Column(name, partial(value_of, members, name), drop=2, least=8) for name in names]

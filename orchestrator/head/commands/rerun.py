@@ -58,7 +58,7 @@ def rerun_experiment(
             launched = starting.launch(resolve_request(replace(arguments, launch=options), words))
         finally:
             os.chdir(began)
-    return launch.follow_up(launched, arguments)
+    return launch.follow_or_detach(launched, arguments)
 
 
 def read_manifest(experiment: Experiment) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from orchestrator.head.follow import stop as stopping
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.status import status
-from orchestrator.head.status.status import find_job, without_record
+from orchestrator.head.status.status import find_job, transport_without_record
 from orchestrator.protocol.message import encode_value
 from orchestrator.records.experiment import JobRecord, NodeRecord
 from orchestrator.records.outcome import Receipt
@@ -88,7 +88,7 @@ def emergency_stop(
     where: Where, *, all_users: bool, yes: bool = False, dry_run: bool = False
 ) -> int:
     """End all jobs; on a terminal, show them first and ask."""
-    ssh = without_record(where)
+    ssh = transport_without_record(where)
     nodes = read_nodes(where.node_list)
     # Inside first: from outside, a container's processes are another user's, or not to be seen.
     inside = status.containers_of(nodes, where, status.is_open)
@@ -116,5 +116,5 @@ def emergency_stop(
 
 
 def show_receipts(receipts: list[Receipt]) -> int:
-    output.print_result(encode_value(receipts), lambda _: stopping.to_text(receipts))
+    output.print_result(encode_value(receipts), lambda _: stopping.receipts_to_text(receipts))
     return stopping.exit_code(receipts)

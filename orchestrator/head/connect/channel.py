@@ -144,7 +144,7 @@ class NodeChannel:
             except Silent:
                 # The ssh program writes the server's login messages on standard error.
                 said = noise.decode(errors="replace") or self._errors()
-                raise Silent(*server_command.never_begins(said)) from None
+                raise Silent(*server_command.why_never_begins(said)) from None
             if not data or len(noise) > NOISE_LIMIT_BYTES:
                 reason = server_command.no_server_reason(noise, self._errors(), self.environment)
                 raise NodeError(*reason)

@@ -299,7 +299,7 @@ def unreachable(destination: Destination, error: Exception) -> NodeError:
 def wants_more(destination: Destination, more: Sequence[str]) -> NodeError:
     return NodeError(
         f"after the key it also wants {', '.join(more)}, which cannot be asked here",
-        f"{openssh.open_by_hand(destination)}; or have {destination.user} let in by a key"
+        f"{openssh.manual_login_hint(destination)}; or have {destination.user} let in by a key"
         " alone, in its sshd_config: Match Address HEAD, then AuthenticationMethods publickey",
     )
 

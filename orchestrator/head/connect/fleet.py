@@ -33,7 +33,7 @@ MORE_THREADS = (
 )
 
 
-def need_room(files: int, what: str) -> None:
+def need_open_files(files: int, what: str) -> None:
     """Raise UsageError if this process cannot open `files` more files.
 
     The soft limit is raised to the hard limit first; most systems begin with 1,024.
@@ -50,10 +50,10 @@ def need_room(files: int, what: str) -> None:
         raise UsageError(f"{what}: {most} files are all that this process may open", MORE_FILES)
 
 
-def need_room_for(nodes: Sequence[object]) -> None:
+def need_room_for_nodes(nodes: Sequence[object]) -> None:
     """Raise UsageError if the limits on files and threads are too low for all these nodes."""
     what = f"{len(nodes)} nodes cannot be connected to at once"
-    need_room(A_CONNECTION * len(nodes), what)
+    need_open_files(A_CONNECTION * len(nodes), what)
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limited = os.geteuid() and most != resource.RLIM_INFINITY
     if limited and most < THREADS * len(nodes) + SPARE:
@@ -146,4 +146,4 @@ def ask_all(
 ) -> list[A]:
     """Send each node its own request; return the answers, or raise one error for all failures."""
     answers = ask_nodes(reached, requests, timeout)
-    return failures.all_or_table([node.node for node in reached], answers, then)
+    return failures.results_or_error([node.node for node in reached], answers, then)

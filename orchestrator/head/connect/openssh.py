@@ -203,7 +203,7 @@ def ssh_connection(
     return SshProcess((*words, *there), address_of(destination), way, by_hand, error)
 
 
-def open_by_hand(destination: Destination) -> str:
+def manual_login_hint(destination: Destination) -> str:
     """Return the hint to open a ControlMaster connection by hand, which sessions then use."""
     where = "" if destination.control_path else CONTROL_PATH
     there = f"-p {destination.port} {destination.user}@{destination.name or destination.host}"

@@ -79,7 +79,7 @@ def open_attending_channel(ssh: Transport, node: Login) -> NodeChannel:
 
 
 @contextmanager
-def for_now(ssh: Transport, node: Login) -> Iterator[NodeChannel]:
+def temporary_channel(ssh: Transport, node: Login) -> Iterator[NodeChannel]:
     """Open a channel as open_attending_channel() does; close its connection after the block."""
     channel = open_attending_channel(ssh, node)
     try:
@@ -89,7 +89,7 @@ def for_now(ssh: Transport, node: Login) -> Iterator[NodeChannel]:
 
 
 @contextmanager
-def kept_if_well(channel: NodeChannel) -> Iterator[None]:
+def closed_on_error(channel: NodeChannel) -> Iterator[None]:
     """Close the channel's connection if the block fails; leave it open otherwise."""
     try:
         yield
@@ -98,9 +98,9 @@ def kept_if_well(channel: NodeChannel) -> Iterator[None]:
         raise
 
 
-def ask_once(ssh: Transport, node: Login, request: Request[A], timeout: float) -> A:
+def ask_node(ssh: Transport, node: Login, request: Request[A], timeout: float) -> A:
     """Send one request to a node over a new connection, and return the answer."""
-    with for_now(ssh, node) as channel:
+    with temporary_channel(ssh, node) as channel:
         return channel.ask(request, timeout)
 
 
@@ -112,7 +112,7 @@ def reach_node(ssh: Transport, node: Node, request: Probe) -> Reached:
     connected = time.time()
     channel = open_channel(connection, node, ssh.timeout)
     asked = time.time()
-    with kept_if_well(channel):
+    with closed_on_error(channel):
         probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)
     answered = time.time()
     facts = Facts(**vars(probed), clock_offset=channel.clock.offset)

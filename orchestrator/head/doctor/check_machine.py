@@ -20,7 +20,7 @@ from orchestrator.head.doctor.findings import (
     unknown_finding,
     warn_finding,
 )
-from orchestrator.head.nodes.facts import by_value, how_to_get_torch, version_release
+from orchestrator.head.nodes.facts import how_to_get_torch, nodes_by_value, version_release
 from orchestrator.protocol.facts import Disk
 
 # The oldest torch with which the engine can shard.
@@ -70,7 +70,7 @@ def check_torch(case: Case) -> Iterator[Finding]:
     lacking = {node.name: facts for node, facts in case.seen if not facts.torch}
     most, others = odd_values(releases)
     if lacking:
-        of_python = by_value((name, facts.python) for name, facts in lacking.items())
+        of_python = nodes_by_value((name, facts.python) for name, facts in lacking.items())
         what = "; ".join(
             f"{join_names(who)}: {path} has no torch" for path, who in of_python.items()
         )
@@ -216,7 +216,7 @@ def check_sick(case: Case) -> Iterator[Finding]:
 def check_busy(case: Case) -> Iterator[Finding]:
     for node, checkup in case.checked_in_depth:
         holders = checkup.holders or ()
-        users = by_value((holder, holder.user or "an unknown user") for holder in holders)
+        users = nodes_by_value((holder, holder.user or "an unknown user") for holder in holders)
         for user, theirs in sorted(users.items()):
             pids = join_names([str(holder.pid) for holder in theirs])
             jobs = sorted({holder.job for holder in theirs if holder.job})

@@ -199,7 +199,9 @@ WORDS = {BAD: "BAD", WARN: "warn", UNKNOWN: "?"}
 STYLES = {WARN: styles.WARNING, BAD: styles.FAILED, UNKNOWN: styles.UNKNOWN}
 
 
-def to_text(diagnosis: Diagnosis, terminal: Terminal = PLAIN, *, hints: bool = True) -> str:
+def diagnosis_to_text(
+    diagnosis: Diagnosis, terminal: Terminal = PLAIN, *, hints: bool = True
+) -> str:
     """Return the findings as text, the worst first, and a line that counts them."""
     rows: list[list[Cell]] = []
     for finding in sorted(diagnosis.findings, key=lambda one: list(WORDS).index(one.level)):
@@ -221,7 +223,7 @@ def to_text(diagnosis: Diagnosis, terminal: Terminal = PLAIN, *, hints: bool = T
     return f"{problems}\n\n{summary}" if rows else f"{summary}\n  checked: {', '.join(done)}"
 
 
-def to_json(diagnosis: Diagnosis) -> dict[str, Any]:
+def diagnosis_to_json(diagnosis: Diagnosis) -> dict[str, Any]:
     levels = [checks_of(diagnosis, node) for node in diagnosis.case.nodes]
     # The checks that at least one node went through.
     checks = [name for name in CHECKS if any(of_node[name] != "-" for of_node in levels)]

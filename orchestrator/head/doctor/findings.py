@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.common.hosts import join_names
-from orchestrator.head.nodes.facts import Facts, by_value
+from orchestrator.head.nodes.facts import Facts, nodes_by_value
 from orchestrator.head.plan.model import NodeAddress
-from orchestrator.head.screen.failures import for_all
+from orchestrator.head.screen.failures import common_fix
 from orchestrator.protocol.facts import Checkup, Disk, Interface
 
 BAD, WARN, UNKNOWN = "bad", "warn", "unknown"
@@ -112,11 +112,11 @@ def unknown_finding(node: Examined, what: str) -> Finding:
 
 def fold_findings(check: str, findings: Iterator[Finding]) -> Iterator[Finding]:
     """Yield equal findings of several nodes once, with the names of all."""
-    alike = by_value((f, (f.level, f.what, () if f.own else f.nodes)) for f in findings)
+    alike = nodes_by_value((f, (f.level, f.what, () if f.own else f.nodes)) for f in findings)
     for (level, what, nodes), same in alike.items():
         names = nodes or tuple(dict.fromkeys(name for each in same for name in each.nodes))
         words = f"{join_names(names)}: {what}" if same[0].own else what
-        yield Finding(level, names, words, for_all([each.fix for each in same]), check)
+        yield Finding(level, names, words, common_fix([each.fix for each in same]), check)
 
 
 def odd_values(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[str]]]:
@@ -125,7 +125,7 @@ def odd_values(values: Sequence[tuple[str, Any]]) -> tuple[Any, dict[Any, list[s
         return None, {}
     counts = Counter(value for _, value in values)
     most = max(counts, key=lambda value: (counts[value], value == values[0][1]))
-    return most, by_value(pair for pair in values if pair[1] != most)
+    return most, nodes_by_value(pair for pair in values if pair[1] != most)
 
 
 def unequal_values(

@@ -25,15 +25,15 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.environments import wheels
 from orchestrator.head.environments.wheels import Kind, Requirements
 from orchestrator.head.nodes import activations
-from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.nodes.facts import nodes_by_value
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
 from orchestrator.head.screen.output import complain, say
 from orchestrator.head.screen.progress import ProgressBar, counted_work
-from orchestrator.head.start.nodes import Nodes, settle_node, try_all
+from orchestrator.head.start.nodes import Nodes, settle_node, try_nodes
 from orchestrator.head.start.request import resolve_request
-from orchestrator.head.transfer.send import first_failed, send_to_all
-from orchestrator.head.transfer.tree import of_files
+from orchestrator.head.transfer.send import first_failed_path, send_to_all
+from orchestrator.head.transfer.tree import tree_of_files
 from orchestrator.protocol.requests.environments import (
     AskBuild,
     BuildEnvironment,
@@ -75,7 +75,7 @@ def bootstrap_nodes(
 ) -> int:
     """Build the environment on all reachable nodes, report the others; return the exit code."""
     sources = wheels.read_requirements(words, find_links, index=index)
-    nodes = try_all(resolve_request(arguments), without_environment)
+    nodes = try_nodes(resolve_request(arguments), without_environment)
     made = make_environments(nodes.reached, sources, name)
     remember(nodes, made)
     lost = [BuildOutcome(node.name, problem=str(error), lost=True) for node, error in nodes.lost]
@@ -177,7 +177,7 @@ def make_alike(
     nodes = [node for node, _, _ in members]
     with ProgressBar("resolving and downloading"):
         directory = wheels.wheels_for(kind, sources)
-    tree = of_files(directory, lambda path: 0o755 if path.name == "uv" else 0o644)
+    tree = tree_of_files(directory, lambda path: 0o755 if path.name == "uv" else 0o644)
     say(
         f"{plural(len(nodes), 'node')} ({kind}): {plural(tree.files, 'file')},"
         f" {format_bytes(tree.size)}"
@@ -185,7 +185,7 @@ def make_alike(
     places = [RemoteDir(kind=STORE)] * len(nodes)
     with ProgressBar("sending packages", tree.size * len(nodes)) as progress:
         sent = send_to_all([node.channel for node in nodes], places, tree, progress.add)
-    changed = first_failed(sent)
+    changed = first_failed_path(sent)
     if changed:
         raise CheckFailed(f"{directory / changed} was changed while it was sent")
     arrived = {node.node.name: result for node, result in zip(nodes, sent, strict=True)}
@@ -244,7 +244,7 @@ def show(outcomes: Sequence[BuildOutcome], name: str) -> None:
 
 def how_to_activate(whole: Sequence[BuildOutcome]) -> list[str]:
     """Return the option for the node list, for each path with its nodes if paths differ."""
-    nodes = by_value((outcome.node, usual(outcome.path)) for outcome in whole)
+    nodes = nodes_by_value((outcome.node, usual(outcome.path)) for outcome in whole)
     return [
         f", after {', '.join(names)}" * (len(nodes) > 1) + f": activate=venv:{path}"
         for path, names in nodes.items()

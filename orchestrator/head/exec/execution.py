@@ -311,7 +311,7 @@ class Execution:
         """Run the command on all nodes, and return the outcomes in their order."""
         # An invalid command raises here, before any node is contacted.
         lines = [self.line_of(session.node) for session in self.sessions]
-        fleet.need_room_for(self.sessions)
+        fleet.need_room_for_nodes(self.sessions)
         pairs = list(zip(self.sessions, lines, strict=True))
         results = fleet.map_parallel(pairs, lambda pair: self._run_session(*pair))
         return [
@@ -348,7 +348,7 @@ class Execution:
 def outcome_of(session: ExecSession, code: int, *, lost: bool, said: bytes) -> ExecOutcome:
     seconds = time.monotonic() - session.began
     if session.why == NEVER_BEGAN:
-        what, fix = server_command.never_begins(said.decode(errors="replace"))
+        what, fix = server_command.why_never_begins(said.decode(errors="replace"))
         return ExecOutcome(session.node, None, seconds, what, fix, lost=True)
     if not session.begun and not session.why and code >= 0:
         problem, fix = why_not_begun(code, said)

@@ -77,15 +77,15 @@ def cause_of(job: FollowedJob) -> JobVerdict | None:
     bad = sum(code not in (0, None) for code in codes)
     failures: Sequence[Failure] = job.failures
     if silent:
-        failures = verdict.of_silent(failures, silent)
+        failures = verdict.blame_silent_node(failures, silent)
     elif still:
-        failures = verdict.of_still(failures, still)
+        failures = verdict.blame_still_node(failures, still)
     for node in job.nodes:
         if node.broken_gpu is not None:
             where = node.record.index, node.record.name
-            failures = verdict.of_broken_gpu(failures, *where, node.broken_gpu)
+            failures = verdict.blame_broken_gpu(failures, *where, node.broken_gpu)
     stuck = [
-        (hang.of_rank(rank, node.record.index, stacks), stacks)
+        (hang.stuck_rank(rank, node.record.index, stacks), stacks)
         for node in job.nodes
         for rank, stacks in node.stuck.items()
         if rank in node.record.numbers
@@ -93,11 +93,11 @@ def cause_of(job: FollowedJob) -> JobVerdict | None:
     if found := hang.missed_rank(stuck):
         who, words = found
         late = job.nodes[who.node].failure(0.0, "hang", words, who.rank)
-        failures = verdict.of_late(failures, replace(late, fix=failure_kinds.LATE_FIX))
+        failures = verdict.blame_late_rank(failures, replace(late, fix=failure_kinds.LATE_FIX))
     cause = verdict.conclude_verdict(failures, bad)
     if cause is None:
         return None
-    return replace(cause, fix=manifest.not_sent(job.experiment, cause.message) or cause.fix)
+    return replace(cause, fix=manifest.send_hint(job.experiment, cause.message) or cause.fix)
 
 
 def state_of(job: FollowedJob, *, unreached: bool) -> tuple[str, int]:

@@ -377,14 +377,14 @@ MAKES_A_PROCESS = r"(?m), in (_execute_child|_launch|fork\w*)$|\bos\.fork"
 NO_PROCESS = r"(?m)^BlockingIOError: \[Errno 11\]"
 
 
-def of_trace(trace: str) -> str:
+def kind_of_trace(trace: str) -> str:
     """Return the kind that the innermost frame of a traceback identifies, else ""."""
     frame = trace.rpartition('\n  File "')[2]
     makes = re.search(MAKES_A_PROCESS, frame) and re.search(NO_PROCESS, frame)
     return "no_processes" if makes else ""
 
 
-def of_text(text: str) -> str:
+def kind_of_text(text: str) -> str:
     """Return the kind that the text of a failure identifies, else ""."""
     for kind, pattern in TEXTS:
         if re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
@@ -406,7 +406,7 @@ def title_of(kind: str) -> str:
     return KINDS.get(kind, (kind, ""))[0]
 
 
-def of_a_machine(kind: str, message: str) -> bool:
+def is_of_machine(kind: str, message: str) -> bool:
     """Return True if the machine can be the cause of such a failure.
 
     An interface that a variable names and no machine has is the user's mistake.

@@ -207,8 +207,8 @@ def notice_of(
     name = Path(record.experiment).name
     lines = f"{name} {words}".splitlines()
     if cause is not None:
-        cause = tracebacks.in_verdict(cause, tree)
-        lines += verdict.to_lines(cause)
+        cause = tracebacks.own_paths_in_verdict(cause, tree)
+        lines += verdict.verdict_to_lines(cause)
         cause = replace(cause, traceback=cause.traceback[-MOST_TRACE:])
     # Lines may quote a node's output: control characters are removed from them.
     text = "\n".join(map(clean_line, lines))

@@ -167,7 +167,7 @@ class Reports:
         if event.swept and self.job.end.open:
             self.job.failed(node.failure(event.time, "supervisor", event.why))
         elif event.agent != 0 and not event.why and not event.swept:
-            failure = verdict.of_torchrun(node.record.index, node.record.name, event)
+            failure = verdict.failure_of_torchrun(node.record.index, node.record.name, event)
             if self.job.end.open:
                 self.job.failed(failure)
             elif event.agent == -signal.SIGKILL:
@@ -181,7 +181,7 @@ class Reports:
         elif not event.asked:
             message = node.ranks[event.rank].words or ""
             index, name = node.record.index, node.record.name
-            self.job.failed(verdict.of_rank(index, name, event, message))
+            self.job.failed(verdict.failure_of_rank(index, name, event, message))
 
     @take_event.register(events.RankSlow)
     def _(self, event: events.RankSlow, node: NodeState) -> None:

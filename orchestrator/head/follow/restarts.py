@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.common.errors import EXIT_NO_RESTART
-from orchestrator.head.follow.failure_kinds import of_a_machine
+from orchestrator.head.follow.failure_kinds import is_of_machine
 from orchestrator.records.experiment import (
     NOT_STARTED,
     RESTARTING,
@@ -83,7 +83,7 @@ def failures_of_node(record: JobRecord, node: NodeRecord) -> str:
         if never and node.name in (verdict.node_name, *others):
             return "could not do its part of the start"
     blamed = sum(
-        verdict.node_name == node.name and of_a_machine(verdict.kind, verdict.message)
+        verdict.node_name == node.name and is_of_machine(verdict.kind, verdict.message)
         for verdict in (attempt.verdict or JobVerdict() for attempt in record.attempts)
     )
     return f"was named as the cause of {blamed} failures" if blamed >= MOST_FAILURES else ""

@@ -127,7 +127,7 @@ class Run:
                 follower.close()
         if not self.end.left:
             outputs = self.experiment.path / "outputs"
-            for line in home.where_it_is(self.reports.code_outputs, outputs):
+            for line in home.where_files_are(self.reports.code_outputs, outputs):
                 say(line)
             self.conclude()
 

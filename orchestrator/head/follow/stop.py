@@ -17,7 +17,7 @@ from orchestrator.common.errors import (
 )
 from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.reach import ask_once
+from orchestrator.head.connect.reach import ask_node
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.nodes.node_list import Node
@@ -37,7 +37,7 @@ def stop_job(
         wait = grace + STOP_PROOF_SECONDS
         reason = verdict.STOPPED_BY_USER
         order = Stop(job=record.job, node=node.index, why=reason, grace=grace, wait=wait)
-        return (ask_once(ssh, node, order, wait + 20),)
+        return (ask_node(ssh, node, order, wait + 20),)
 
     log.info("stops job %s on %d nodes; grace %g s", record.job, len(nodes), grace)
     started = time.monotonic()
@@ -68,7 +68,7 @@ def stop_everything(
     order = StopAll(why=why, grace=0.0, wait=wait, all_users=all_users, only_show=only_show)
 
     started = time.monotonic()
-    results = fleet.map_parallel(nodes, lambda node: ask_once(ssh, node, order, 3 * wait).receipts)
+    results = fleet.map_parallel(nodes, lambda node: ask_node(ssh, node, order, 3 * wait).receipts)
     if only_show:
         # A machine that is listed under several names reports the same part under each.
         seen: set[tuple[str, str, int]] = set()
@@ -102,7 +102,7 @@ def exit_code(receipts: Sequence[Receipt]) -> int:
     return EXIT_DONE if all(receipt.proved for receipt in receipts) else EXIT_FAILED
 
 
-def to_text(receipts: Sequence[Receipt]) -> str:
+def receipts_to_text(receipts: Sequence[Receipt]) -> str:
     """Return a line per node; many nodes with the same outcome share one, with the longest time."""
     if len(receipts) > failures.MANY:
         longest = max(receipt.took for receipt in receipts)

@@ -101,7 +101,7 @@ class Failure(Cause):
 # -- one failure ------------------------------------------------------------------------------
 
 
-def of_rank(node: int, name: str, event: RankEnded, exit_text: str = "") -> Failure:
+def failure_of_rank(node: int, name: str, event: RankEnded, exit_text: str = "") -> Failure:
     """Return the failure of a rank; `exit_text` is the argument that it gave to sys.exit."""
     code, error = event.code, event.error
     where = f"{error.file}:{error.line} in {error.function}" if error and error.file else ""
@@ -143,7 +143,7 @@ def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure
     if worker:
         message = f"{(last_lines(text) or [message])[-1]} ({worker[1]})"
         evidence = "\n".join([message, *last_lines(text)])
-    kind = failure_kinds.of_text(evidence) or failure_kinds.of_trace(trace) or "exception"
+    kind = failure_kinds.kind_of_text(evidence) or failure_kinds.kind_of_trace(trace) or "exception"
     if event.oom_kills and re.search(failure_kinds.HELPER_DIED, evidence):
         kind = "out_of_memory"
         message += "; the kernel's out-of-memory killer was at work on this node"
@@ -206,7 +206,7 @@ def _of_signal(begun: Failure, event: RankEnded, number: int) -> Failure:
         what = WHAT.findall(output) or NO_THREAD.findall(output)
         message += f": {what[-1]}" if what else ""
         evidence = output.partition("Fatal Python error")[0]
-        kind = failure_kinds.of_text("\n".join(what)) or kind
+        kind = failure_kinds.kind_of_text("\n".join(what)) or kind
     where = users_line(output.rpartition("(most recent call first)")[2], innermost_first=True)
     return replace(begun, kind=kind, message=message, evidence=evidence, where=where)
 
@@ -217,7 +217,7 @@ def _of_exit(begun: Failure, event: RankEnded, exit_text: str) -> Failure:
         first, _, rest = exit_text.partition("\n")
         # Our own errors have the fix on indented lines below the message.
         fix = rest.strip() if rest.startswith("  ") else ""
-        kind = failure_kinds.of_text(exit_text) or "exit"
+        kind = failure_kinds.kind_of_text(exit_text) or "exit"
         fix = fix or ("the program says so itself, with sys.exit" if kind == "exit" else "")
         return replace(begun, kind=kind, message=first, evidence=exit_text, fix=fix)
     message = f"ended with exit code {code}"
@@ -232,12 +232,12 @@ def _of_exit(begun: Failure, event: RankEnded, exit_text: str) -> Failure:
             fix="see why the program ends itself there, with sys.exit" * bool(begun.where),
         )
     message += f", after {last[0]}"
-    kind = failure_kinds.of_text(last[0]) or failure_kinds.of_trace(trace) or "exit"
+    kind = failure_kinds.kind_of_text(last[0]) or failure_kinds.kind_of_trace(trace) or "exit"
     failure = replace(begun, kind=kind, message=message, evidence=last[0])
     return replace(failure, traceback=trace, where=users_line(trace) or begun.where)
 
 
-def of_torchrun(node: int, name: str, event: Ended) -> Failure:
+def failure_of_torchrun(node: int, name: str, event: Ended) -> Failure:
     """Return the failure of torchrun on a node where no rank had failed."""
     output, code = event.said, event.agent
     trace = TRACEBACK + output.rpartition(TRACEBACK)[2] if TRACEBACK in output else output
@@ -253,7 +253,7 @@ def of_torchrun(node: int, name: str, event: Ended) -> Failure:
     if not last or code == -signal.SIGKILL:
         return begun
     message = f"{begun.message}: {last[-1]}"
-    kind = failure_kinds.of_text(last[-1]) or failure_kinds.of_trace(trace) or "torchrun"
+    kind = failure_kinds.kind_of_text(last[-1]) or failure_kinds.kind_of_trace(trace) or "torchrun"
     return replace(begun, kind=kind, message=message, evidence=last[-1])
 
 
@@ -304,7 +304,9 @@ def find_cause(failures: Sequence[Failure]) -> Failure | None:
     return next((f for f in known[:1] if (f.distance, f.kind, f.message) == what), first)
 
 
-def of_silent(failures: Sequence[Failure], silent: Sequence[tuple[int, str]]) -> Sequence[Failure]:
+def blame_silent_node(
+    failures: Sequence[Failure], silent: Sequence[tuple[int, str]]
+) -> Sequence[Failure]:
     """Return the failures with losses attributed to the node that is out of reach.
 
     When two nodes lose each other, each reports the other as lost. The one that has ended its
@@ -319,7 +321,9 @@ def of_silent(failures: Sequence[Failure], silent: Sequence[tuple[int, str]]) ->
     ]
 
 
-def of_still(failures: Sequence[Failure], still: Sequence[tuple[int, str, float]]) -> list[Failure]:
+def blame_still_node(
+    failures: Sequence[Failure], still: Sequence[tuple[int, str, float]]
+) -> list[Failure]:
     """Return the failures with losses attributed to the node whose supervisor did not run.
 
     `still`: (index, name, seconds) of nodes whose supervisor was stopped or had no CPU.
@@ -334,7 +338,7 @@ def of_still(failures: Sequence[Failure], still: Sequence[tuple[int, str, float]
     ]
 
 
-def of_late(failures: Sequence[Failure], late: Failure) -> list[Failure]:
+def blame_late_rank(failures: Sequence[Failure], late: Failure) -> list[Failure]:
     """Return the failures with collectives that timed out attributed to the rank that was late."""
     return [
         replace(
@@ -347,7 +351,7 @@ def of_late(failures: Sequence[Failure], late: Failure) -> list[Failure]:
     ]
 
 
-def of_broken_gpu(failures: Sequence[Failure], node: int, name: str, xid: Xid) -> list[Failure]:
+def blame_broken_gpu(failures: Sequence[Failure], node: int, name: str, xid: Xid) -> list[Failure]:
     """Return the failures with hangs and lost connections attributed to the broken GPU.
 
     A rank whose GPU no longer answers may hang, and then only the other ranks fail.
@@ -419,11 +423,11 @@ def stopped_verdict(reason: str, time: float) -> JobVerdict:
     return _without_a_node("stopped", reason, time)
 
 
-def not_started(
+def unstarted_verdict(
     reason: str, time: float, fix: str = "", unable: Sequence[NodeRecord] = ()
 ) -> JobVerdict:
     """Return the verdict on an attempt that could not start; `unable` are the nodes at fault."""
-    cause = _without_a_node(failure_kinds.of_text(reason) or "start", reason, time)
+    cause = _without_a_node(failure_kinds.kind_of_text(reason) or "start", reason, time)
     cause = replace(cause, fix=fix or cause.fix)
     if not unable:
         return cause
@@ -437,7 +441,9 @@ def _without_a_node(kind: str, message: str, time: float) -> JobVerdict:
     return JobVerdict(time=time, kind=kind, message=message, title=title, fix=fix)
 
 
-def to_lines(verdict: JobVerdict, logs: str = "", paint: Paint = lambda text, _: text) -> list[str]:
+def verdict_to_lines(
+    verdict: JobVerdict, logs: str = "", paint: Paint = lambda text, _: text
+) -> list[str]:
     """Return the verdict as lines for the screen; `logs` is the command for the rank's log."""
     without_node = "the job" if verdict.kind == "hang" else "the head"
     who = place_of(verdict.rank, verdict.node, verdict.node_name, without_node)

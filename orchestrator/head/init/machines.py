@@ -87,7 +87,7 @@ def reached_machines(
     return found
 
 
-def with_torch(facts: Facts, node: Node) -> Node:
+def node_with_torch(facts: Facts, node: Node) -> Node:
     """Return the node, by another Python of that machine where only that one has torch."""
     found = [path for path in facts.torch_elsewhere if PLAIN.fullmatch(path)]
     if facts.torch or not found or any((node.python, node.activate, node.wrap)):

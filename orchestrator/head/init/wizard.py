@@ -27,7 +27,7 @@ from orchestrator.head.init.machines import SeenMachine
 from orchestrator.head.nodes.node_list import Node, parse_nodes, read_nodes
 from orchestrator.head.screen import failures, output
 from orchestrator.head.screen.output import say
-from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_these
+from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_given_nodes
 from orchestrator.head.start.request import LaunchRequest, resolve_request
 
 UNASKED = "name the machines: orchestrator init gpu1 gpu2 --yes"
@@ -116,13 +116,13 @@ def reach(
     """Log in to the machines until each lets us in, and return what they are."""
     while True:
         strict = request.config.launch.strict_host_keys
-        nodes = reach_these(request, ListedNodes(tuple(wanted), config.file, strict), wanted)
+        nodes = reach_given_nodes(request, ListedNodes(tuple(wanted), config.file, strict), wanted)
         try:
             if nodes.lost:
                 wanted = mend(config, nodes, wanted, asks)
                 continue
             pairs = zip(nodes.reached, wanted, strict=True)
-            better = [machines.with_torch(reached.facts, node) for reached, node in pairs]
+            better = [machines.node_with_torch(reached.facts, node) for reached, node in pairs]
             if better == list(wanted):
                 return machines.reached_machines(request, nodes, wanted)
             changed = [new.name for new, old in zip(better, wanted, strict=True) if new != old]

@@ -98,7 +98,7 @@ def node_names(nodes: Sequence[ProbedNode]) -> str:
     return join_names([node.name for node in nodes])
 
 
-def by_value(values: Iterable[tuple[N, V]]) -> dict[V, list[N]]:
+def nodes_by_value(values: Iterable[tuple[N, V]]) -> dict[V, list[N]]:
     """Return {value: nodes} from pairs of a node (or its name) and a value."""
     found: dict[V, list[N]] = {}
     for node, value in values:
@@ -106,9 +106,9 @@ def by_value(values: Iterable[tuple[N, V]]) -> dict[V, list[N]]:
     return found
 
 
-def said_of(words: Iterable[tuple[str, str]]) -> Iterator[str]:
+def lines_by_node(words: Iterable[tuple[str, str]]) -> Iterator[str]:
     """Yield a line for each distinct text, with its nodes, from pairs of a name and a text."""
-    for each, where in by_value(words).items():
+    for each, where in nodes_by_value(words).items():
         if each:
             yield f"{join_names(where)}: {each}"
 
@@ -116,7 +116,7 @@ def said_of(words: Iterable[tuple[str, str]]) -> Iterator[str]:
 def no_torch(nodes: Sequence[ProbedNode]) -> CheckFailed:
     """Return the error that names the nodes whose Python has no torch, with a fix."""
     without = [node for node in nodes if not node.facts.torch]
-    lacking = by_value((node.name, node.facts.python) for node in without)
+    lacking = nodes_by_value((node.name, node.facts.python) for node in without)
     version = next((node.facts.torch for node in nodes if node.facts.torch), "")
     return CheckFailed(
         "there is no torch on: "

@@ -138,12 +138,12 @@ def networks(facts: Facts) -> tuple[MachineNetwork, ...]:
     return (*sockets, *cards)
 
 
-def to_json(machine: Machine) -> dict[str, Any]:
+def machine_to_json(machine: Machine) -> dict[str, Any]:
     data: dict[str, Any] = encode_value(machine, nones=True)
     return data
 
 
-def from_json(data: dict[str, Any]) -> Machine:
+def machine_from_json(data: dict[str, Any]) -> Machine:
     return decode_value(Machine, data)
 
 

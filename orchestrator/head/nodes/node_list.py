@@ -276,7 +276,7 @@ def names_in_list(path: Path) -> list[str]:
         return []
 
 
-def in_words(indices: Sequence[int], noun: str = "node") -> str:
+def indices_in_words(indices: Sequence[int], noun: str = "node") -> str:
     """Return numbers of nodes (or of another noun) as text: node 3, nodes 0-2, 5."""
     numbers = host_ranges.number_ranges(indices).replace(",", ", ")
     return f"{noun}{'s' if len(indices) > 1 else ''} {numbers}"

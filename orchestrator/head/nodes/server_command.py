@@ -37,7 +37,7 @@ LONGEST = 300
 ANOTHER_USER = re.compile(r"""Please login as the user "?([a-z_][\w.-]*)"? rather""")
 
 
-def never_begins(said: str) -> tuple[str, str]:
+def why_never_begins(said: str) -> tuple[str, str]:
     """Return (reason, fix) for a command that did not start in time, from the output so far."""
     begun = re.search("^python-here (.{1,500})$", said, re.MULTILINE)
     if begun:

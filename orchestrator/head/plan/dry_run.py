@@ -53,7 +53,7 @@ def quote_word(word: str) -> str:
     return f"'{word}'" if safe == word and word.startswith("=") else safe
 
 
-def to_text(plan: Plan) -> str:
+def plan_to_text(plan: Plan) -> str:
     blocks = []
     for node in plan.nodes:
         several = f"ranks {node.first_rank}-{node.last_rank}"
@@ -74,7 +74,7 @@ def comment(text: str) -> str:
     return " ".join(["#", *text.split()])
 
 
-def to_json(plan: Plan) -> dict[str, Any]:
+def plan_to_json(plan: Plan) -> dict[str, Any]:
     data: dict[str, Any] = encode_value(plan)
     for entry, node in zip(data["nodes"], plan.nodes, strict=True):
         entry["env"] = node.env

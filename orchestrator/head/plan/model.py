@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from orchestrator.common.hosts import in_url
+from orchestrator.common.hosts import host_in_url
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.protocol.requests.claims import DeviceRequest
 from orchestrator.protocol.spec import Target
@@ -126,4 +126,4 @@ class Plan:
     @property
     def master(self) -> str:
         """Return the master's address as host:port or [v6]:port."""
-        return f"{in_url(self.master_address)}:{self.master_port}"
+        return f"{host_in_url(self.master_address)}:{self.master_port}"

@@ -21,9 +21,9 @@ from orchestrator.config.schema import Config
 from orchestrator.head.nodes.facts import (
     Facts,
     ProbedNode,
-    by_value,
     no_torch,
     node_names,
+    nodes_by_value,
     version_release,
 )
 from orchestrator.head.nodes.node_list import Node
@@ -170,7 +170,7 @@ def check_targets(target: Target, nodes: Sequence[ProbedNode]) -> str:
         ]
         details[-1] += target.near
         raise CheckFailed("\n  ".join(details), fix.format(name=shlex.quote(target.name)))
-    of_kind = by_value((node.name, node.facts.target_kind) for node in nodes)
+    of_kind = nodes_by_value((node.name, node.facts.target_kind) for node in nodes)
     if len(of_kind) > 1:
         each = sorted(of_kind.items())
         differences = "; ".join(f"{join_names(where)}: {kind}" for kind, where in each)

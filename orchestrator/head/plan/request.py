@@ -63,4 +63,4 @@ class LaunchRequest:
     @cached_property
     def config_data(self) -> dict[str, Any]:
         """Return the config as JSON has it, made once for all nodes."""
-        return load.as_data(self.config)
+        return load.config_as_data(self.config)

@@ -133,7 +133,7 @@ def read(root: int, name: str, where: Where) -> PruneEntry | str:
         return "its name does not end with a time"
     try:
         with files.open_directory(name, root) as directory:
-            record, launched = experiments.read_in(directory, name, where)
+            record, launched = experiments.read_record_in(directory, name, where)
             status = os.fstat(directory)
             return PruneEntry(
                 name,
@@ -296,13 +296,13 @@ def ask(
     """
     # Importing paramiko takes 0.1 s.
     from orchestrator.head.connect import fleet
-    from orchestrator.head.connect.reach import ask_once
+    from orchestrator.head.connect.reach import ask_node
 
     machines = by_machine(records, ssh_config)
 
     def ask_machine(machine: Machine) -> A:
         node, transport, runs = machine
-        return ask_once(transport, node, request(runs=tuple(runs)), seconds)
+        return ask_node(transport, node, request(runs=tuple(runs)), seconds)
 
     answers, unreached = [], dict[Run, str]()
     for (*_, runs), answer in zip(machines, fleet.map_parallel(machines, ask_machine), strict=True):

@@ -162,7 +162,7 @@ class SlurmBackend(SshBackend):
             reason += (
                 f", and its head wrote no result; its last output is in {where}" * where.exists()
             )
-            conclusion, state, code = verdict.not_started(reason, now), "failed", EXIT_FAILED
+            conclusion, state, code = verdict.unstarted_verdict(reason, now), "failed", EXIT_FAILED
             if record.nodes:
                 state, code = "lost", EXIT_NODE
         nodes = [replace(node, state="ended") for node in record.nodes]

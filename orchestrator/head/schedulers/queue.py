@@ -174,7 +174,7 @@ class SlurmNodes:
         """Return a new experiment, or the existing one of a batch job that Slurm restarted."""
         if not self.batch:
             return experiments.create_experiment(root, name)
-        mine = experiments.of_slurm_job(root, self.job)
+        mine = experiments.experiment_of_slurm_job(root, self.job)
         if self.directory is not None:
             mine = Experiment(self.directory)
         directory = mine.again() if mine else experiments.create_experiment(root, name)

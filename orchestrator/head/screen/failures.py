@@ -8,7 +8,7 @@ from typing import Protocol, TypeVar
 from orchestrator.common.errors import NodeError, OrchestratorError
 from orchestrator.common.hosts import fold_names
 from orchestrator.common.text import align_columns
-from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.nodes.facts import nodes_by_value
 
 # More nodes than this with one error share a line.
 MANY = 16
@@ -36,7 +36,7 @@ def failed_nodes(
     return [(node, result) for node, result in pairs if isinstance(result, OrchestratorError)]
 
 
-def all_or_table(
+def results_or_error(
     nodes: Sequence[Named],
     results: Sequence[R | OrchestratorError],
     then: str,
@@ -80,15 +80,15 @@ def group_errors(failed: Iterable[tuple[N, V, str]]) -> Iterator[tuple[V, str, l
 
     For many nodes with a fix each, the first fix is an example; for a few, all are listed.
     """
-    for what, nodes in by_value(((node, fix), what) for node, what, fix in failed).items():
+    for what, nodes in nodes_by_value(((node, fix), what) for node, what, fix in failed).items():
         if len(nodes) > MANY:
-            yield what, for_all([fix for _, fix in nodes]), [node for node, _ in nodes]
+            yield what, common_fix([fix for _, fix in nodes]), [node for node, _ in nodes]
         else:
-            for fix, those in by_value(nodes).items():
+            for fix, those in nodes_by_value(nodes).items():
                 yield what, fix, those
 
 
-def for_all(fixes: Sequence[str]) -> str:
+def common_fix(fixes: Sequence[str]) -> str:
     """Return the common fix of nodes; if fixes differ, the first as an example."""
     return fixes[0] if len(set(fixes)) == 1 else f"{fixes[0]}  # for each of them, with its name"
 

@@ -93,13 +93,13 @@ def pass_on(text: str, out: TextIO | None = None) -> bool:
             out.write(safe_text(text))
             out.flush()
     except OSError as error:
-        if not is_full(error) and error.errno not in GONE:
+        if not is_output_full(error) and error.errno not in GONE:
             raise
         return False
     return True
 
 
-def is_full(error: OSError) -> bool:
+def is_output_full(error: OSError) -> bool:
     """Return True if an error says that the disk of the output is full; report it once.
 
     A full disk must not abort a job while it is being started.
@@ -174,7 +174,7 @@ def safe_text(text: str) -> str:
 
 
 def say(text: str) -> None:
-    """Log a message for the user, and pass it to the listener of heard_by(), else print it.
+    """Log a message for the user, and pass it to the listener of messages_to(), else print it.
 
     A caller does not log the same fact: head.log has what is said.
     """
@@ -197,7 +197,7 @@ listeners: list[Callable[[str], None]] = []
 
 
 @contextlib.contextmanager
-def heard_by(listener: Callable[[str], None]) -> Iterator[None]:
+def messages_to(listener: Callable[[str], None]) -> Iterator[None]:
     """Pass the messages of say() within the block to a listener, in place of the terminal."""
     listeners.append(listener)
     try:

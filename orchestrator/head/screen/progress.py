@@ -115,7 +115,7 @@ def stall_notice(experiment: Path) -> str:
     """Return `no step for 45 s` if the metrics of a job have not grown lately, else ""."""
     # A file may be removed at any moment.
     with contextlib.suppress(OSError):
-        if path := trainers.of_first_rank(experiment / "outputs"):
+        if path := trainers.file_of_first_rank(experiment / "outputs"):
             still = time.time() - path.stat().st_mtime
             return (
                 f"no step for {text.format_duration(round(still))}"

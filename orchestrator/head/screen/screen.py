@@ -19,7 +19,7 @@ from typing import TextIO
 from orchestrator.common.text import format_bytes, plural
 from orchestrator.head.screen.lines import LineSplitter, clean_line, fit_columns, plain_lines
 from orchestrator.head.screen.log_reader import GOODBYE, NO_RANK, LogFile, LogReader, last_begin
-from orchestrator.head.screen.output import OURS, is_full
+from orchestrator.head.screen.output import OURS, is_output_full
 from orchestrator.head.screen.styles import DIM, OF_NODES, style_text
 from orchestrator.head.screen.tracebacks import HeldStack
 
@@ -296,7 +296,7 @@ class Screen:
             except OSError as error:
                 # EPIPE, or EIO from a closed terminal: the job continues.
                 self.broken = True
-                is_full(error)
+                is_output_full(error)
         self._rows = rows
         self._painted = time.monotonic()
 

@@ -68,7 +68,7 @@ class HeldStack:
 SNAPSHOT = r"(?<![^\s\"'(:=,])/[^\s\"':]*?/code/snapshots/[0-9a-f]{8}-[0-9]{1,6}/"
 
 
-def in_text(text: str, tree: str) -> str:
+def own_paths_in_text(text: str, tree: str) -> str:
     """Return the text with paths of snapshots of `tree` replaced by paths of `tree`."""
     if not tree or "/code/snapshots/" not in text:
         return text
@@ -76,11 +76,11 @@ def in_text(text: str, tree: str) -> str:
     return re.sub(f"{SNAPSHOT}{title}(?![^/\\s\"':,;)])", lambda _: tree.rstrip("/"), text)
 
 
-def in_verdict(verdict: JobVerdict, tree: str) -> JobVerdict:
+def own_paths_in_verdict(verdict: JobVerdict, tree: str) -> JobVerdict:
     """Return the verdict with the user's paths, to be shown; the record keeps the original."""
     return replace(
         verdict,
-        message=in_text(verdict.message, tree),
-        traceback=in_text(verdict.traceback, tree),
-        where=in_text(verdict.where, tree),
+        message=own_paths_in_text(verdict.message, tree),
+        traceback=own_paths_in_text(verdict.traceback, tree),
+        where=own_paths_in_text(verdict.where, tree),
     )

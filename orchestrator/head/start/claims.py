@@ -20,7 +20,7 @@ from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.nodes.facts import by_value, said_of
+from orchestrator.head.nodes.facts import lines_by_node, nodes_by_value
 from orchestrator.head.plan.plan import count_ranks, devices_of_launch
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen import failures
@@ -32,7 +32,7 @@ from orchestrator.protocol.requests.claims import (
     WAITING,
     ClaimEntry,
     DeviceRequest,
-    who_has,
+    holders_in_words,
 )
 from orchestrator.protocol.requests.start import (
     Claim,
@@ -109,7 +109,7 @@ def hold_gpus(wanted: Sequence[NodeClaim]) -> Hold:
             if not answers[-1].held:
                 break
     missing = {
-        one.name: answer.lacking or who_has(answer.taken)
+        one.name: answer.lacking or holders_in_words(answer.taken)
         # The last nodes may not have been asked.
         for one, answer in zip(wanted, answers, strict=False)
         if not answer.held
@@ -142,10 +142,12 @@ def release(wanted: Sequence[NodeClaim]) -> None:
 def notes(names: Sequence[str], answers: Sequence[Claimed]) -> Iterator[str]:
     """Yield a line on each node that gives only some GPUs, or whose use by others is unknown."""
     parts = [answer.words if " of " in answer.words else "" for answer in answers]
-    for words, where in by_value(zip(names, parts, strict=True)).items():
+    for words, where in nodes_by_value(zip(names, parts, strict=True)).items():
         if words:
             yield f"{words} on {join_names(where)}"
-    for why, where in by_value(zip(names, (one.unsure for one in answers), strict=True)).items():
+    for why, where in nodes_by_value(
+        zip(names, (one.unsure for one in answers), strict=True)
+    ).items():
         if why:
             yield f"who else computes on the GPUs of {join_names(where)} is not known: {why}"
 
@@ -321,7 +323,7 @@ class QueuePlace:
 
 def in_queue(reasons: Mapping[str, str]) -> str:
     """Return a line that says by node why a launch waits in the queue, "" without a reason."""
-    return f"in the queue: {'; '.join(said_of(reasons.items()))}" if reasons else ""
+    return f"in the queue: {'; '.join(lines_by_node(reasons.items()))}" if reasons else ""
 
 
 def entry_of(request: LaunchRequest, reached: Sequence[Reached]) -> ClaimEntry:

@@ -19,16 +19,16 @@ from orchestrator.common.program import program_at, tree_title
 from orchestrator.common.text import format_bytes, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
-from orchestrator.head.nodes.facts import by_value
+from orchestrator.head.nodes.facts import nodes_by_value
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen import failures
 from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import ProgressBar
-from orchestrator.head.start.nodes import Nodes, reach_all
+from orchestrator.head.start.nodes import Nodes, reach_nodes
 from orchestrator.head.transfer.listing import Rules
-from orchestrator.head.transfer.scan import Scan, was_changed
-from orchestrator.head.transfer.send import first_failed, send_to_all
+from orchestrator.head.transfer.scan import Scan, changed_error
+from orchestrator.head.transfer.send import first_failed_path, send_to_all
 from orchestrator.head.transfer.tree import Moved, Tree
 from orchestrator.protocol.requests.transfer import STORE, CheckedOut, CheckOut, RemoteDir
 from orchestrator.protocol.spec import Target
@@ -49,10 +49,10 @@ R = TypeVar("R")
 def reach_with_code(request: LaunchRequest) -> tuple[LaunchRequest, Nodes]:
     """Connect to all nodes while the working tree is scanned; send it to those that lack it."""
     if not needs_code(request):
-        return request, reach_all(request)
+        return request, reach_nodes(request)
     scan = begin_scan(request)
     try:
-        nodes = reach_all(request)
+        nodes = reach_nodes(request)
         wanted = [node for node in nodes.reached if gets_snapshot(request, node)]
         if not wanted:
             named = all(is_placed(request, node) for node in nodes.reached)
@@ -243,8 +243,8 @@ def deliver(
     with ProgressBar("sending the code", tree.size * len(wanted)) as progress:
         places = [RemoteDir(kind=STORE)] * len(wanted)
         results = send_to_all(channels, places, tree, progress.add)
-    if changed := first_failed(results):
-        raise was_changed(os.fsencode(changed))
+    if changed := first_failed_path(results):
+        raise changed_error(os.fsencode(changed))
     sent = all_of(wanted, results, total)
     answers = fleet.ask_nodes(wanted, [question] * len(wanted), FILES_ANSWER_SECONDS)
     checked = all_of(wanted, answers, total)
@@ -257,7 +257,7 @@ def all_of(
 ) -> list[R]:
     """Return the results, or raise one error that names every node that failed."""
     then = "; nothing was started"
-    return failures.all_or_table([node.node for node in nodes], results, then, total)
+    return failures.results_or_error([node.node for node in nodes], results, then, total)
 
 
 def refuse_strange(wanted: Sequence[Reached], checked: Sequence[CheckedOut], where: str) -> None:
@@ -288,7 +288,7 @@ def report(
     for note in tree.notes:
         say(note)
     where, names = os.fsdecode(tree.directory), [node.node.name for node in wanted]
-    linked = by_value(zip(names, (answer.own for answer in checked), strict=True))
+    linked = nodes_by_value(zip(names, (answer.own for answer in checked), strict=True))
     for own, nodes in linked.items():
         if own:
             say(

@@ -15,7 +15,7 @@ from orchestrator.common.errors import OrchestratorError
 from orchestrator.config.launch import View
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import for_now
+from orchestrator.head.connect.reach import temporary_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.monitors.job_line import JobLine
 from orchestrator.head.follow.notify import Notifier
@@ -120,7 +120,7 @@ class FollowSession:
         display.screen.status = JobLine(run.job)
         display.start()
         try:
-            with output.heard_by(display.hear):
+            with output.messages_to(display.hear):
                 run.go(followers, self.keys)
         except BaseException:
             self.experiment.unlock()
@@ -175,7 +175,7 @@ def release_job(
 
     def tell(node: NodeRecord) -> None:
         ours = held.get(node.name)
-        opened = contextlib.nullcontext(ours) if ours else for_now(transport, node)
+        opened = contextlib.nullcontext(ours) if ours else temporary_channel(transport, node)
         job, part = record.first_part(node)
         with contextlib.suppress(OrchestratorError), opened as channel:
             channel.ask(Release(job=job, node=part), ANSWER_SECONDS)

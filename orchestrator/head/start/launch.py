@@ -29,7 +29,7 @@ from orchestrator.head.connect.reach import Reached, open_serving_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow.conclusion import after_attempt
 from orchestrator.head.follow.streams.node_logs import open_logs
-from orchestrator.head.nodes.facts import ProbedNode, said_of
+from orchestrator.head.nodes.facts import ProbedNode, lines_by_node
 from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.plan.request import LaunchRequest
@@ -39,7 +39,7 @@ from orchestrator.head.screen.progress import counted_work
 from orchestrator.head.start import claims, record, selection
 from orchestrator.head.start.code import expect_code, reach_with_code
 from orchestrator.head.start.gather import Gathered, Gathering, NotBack, refuse_if_stopped
-from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_all
+from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_nodes
 from orchestrator.head.start.parts import (
     Prepared,
     first_placement,
@@ -51,7 +51,7 @@ from orchestrator.head.start.parts import (
 )
 from orchestrator.head.start.record import Running
 from orchestrator.head.transfer.send import send_to_all
-from orchestrator.head.transfer.tree import of_files
+from orchestrator.head.transfer.tree import tree_of_files
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import End
 from orchestrator.protocol.requests.machine import PortRequest
@@ -100,7 +100,7 @@ def launch(request: LaunchRequest, queued: Callable[[], None] = lambda: None) ->
 
 def rehearse_launch(request: LaunchRequest) -> Plan:
     """Plan a job as a launch would; send no code, and hold or start nothing on the nodes."""
-    request, nodes = expect_code(request, reach_all(request))
+    request, nodes = expect_code(request, reach_nodes(request))
     request = as_held(request, nodes)
     nodes = selection.select_nodes(request, nodes, hold=False)
     name = request.config.launch.name
@@ -137,9 +137,9 @@ def create(request: LaunchRequest, nodes: Nodes) -> Experiment:
     interrupt.hold_interrupts()
     experiment = nodes.source.experiment(request.where.experiments, request.config.launch.name)
     # This holds until the job is recorded.
-    interrupt.undo_with(experiment.discard)
-    interrupt.answer_now()
-    job_log.keep_in(experiment.head_log)
+    interrupt.undo_on_interrupt(experiment.discard)
+    interrupt.answer_held_interrupts()
+    job_log.write_log_to(experiment.head_log)
     return experiment
 
 
@@ -161,7 +161,7 @@ def start_job(prepared: Prepared, starting: JobRecord, first: Placement) -> Runn
     """
     request, nodes, planned = prepared.request, prepared.nodes, prepared.plan
     prepared.times["recorded"] = time.time()
-    job_log.keep_in(prepared.experiment.head_log)
+    job_log.write_log_to(prepared.experiment.head_log)
     log.info("job %s is recorded in %s", planned.job, prepared.experiment.path)
     announce(planned)
     say(f"logs in {output.short_path(prepared.experiment.logs)}")
@@ -181,7 +181,7 @@ def start_job(prepared: Prepared, starting: JobRecord, first: Placement) -> Runn
         ]
         starting = start_all(starting, channels, orders)
         prepared.times["started"] = time.time()
-        job_log.let_go()
+        job_log.stop_holding_lines()
         log.info("all %d supervisors have started torchrun", len(orders))
         starting = replace(starting, spares=stand_by(prepared, starting, first))
     except NotStarted as error:
@@ -199,7 +199,7 @@ def start_job(prepared: Prepared, starting: JobRecord, first: Placement) -> Runn
             spare.channel.connection.close()
         if problem := record.describe_job(prepared):
             say(problem)
-    running = record.has_started(prepared.experiment, starting)
+    running = record.record_start(prepared.experiment, starting)
     return Running(prepared.experiment, nodes.transport, running, channels, logs)
 
 
@@ -254,11 +254,11 @@ def check_python(nodes: Sequence[ProbedNode]) -> None:
 
 def deliver(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
     """Send the payload to all nodes before the first one starts, so that no rank waits for it."""
-    tree = of_files(directory, lambda _: 0o600)
+    tree = tree_of_files(directory, lambda _: 0o600)
     places = [RemoteDir(kind=HANDED, job=plan.job, node=part.index) for part in plan.nodes]
     results = send_to_all([node.channel for node in reached], places, tree)
     raise_if_stopped(results)
-    failures.all_or_table([node.node for node in reached], results, "; nothing was started")
+    failures.results_or_error([node.node for node in reached], results, "; nothing was started")
 
 
 def announce(plan: Plan) -> None:
@@ -296,12 +296,12 @@ def launch_again(
             bring_saved(experiment, transport, ended, gathered)
             return start_again(experiment, transport, ended, gathered)
         except NotBack as error:
-            final = record.given_up(ended, error)
+            final = record.lost_record(ended, error)
             say(f"{error.what}; the job is given up")
         except OrchestratorError as error:
             log.info("the next attempt could not be started: %s", error)
             nodes = error.nodes if isinstance(error, NotStarted) else gathered.nodes
-            failed = record.failed_to_start(ended, nodes, gathered.spares, error)
+            failed = record.failed_record(ended, nodes, gathered.spares, error)
             final = after_attempt(experiment, failed)
             if not isinstance(error, StoppedEarly):
                 say(f"attempt {ended.attempt} could not be started: {error}")
@@ -378,7 +378,7 @@ def start_again(
     ]
     starting = start_all(starting, gathered.channels, orders)
     log.info("attempt %d runs as job %s", number, starting.job)
-    running = record.has_started(experiment, starting)
+    running = record.record_start(experiment, starting)
     return Running(experiment, transport, running, gathered.channels, logs)
 
 
@@ -462,7 +462,7 @@ def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere]) ->
     warm = [node.name for node, answer in pairs if answer.warm]
     if warm:
         say(f"warm start on {'all nodes' if len(warm) == len(nodes) else ', '.join(warm)}")
-    for line in said_of([(node.name, answer.why_cold) for node, answer in pairs]):
+    for line in lines_by_node([(node.name, answer.why_cold) for node, answer in pairs]):
         say(line)
 
 

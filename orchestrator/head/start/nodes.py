@@ -116,11 +116,11 @@ def source_of(request: LaunchRequest) -> NodeSource:
     return ListedNodes(nodes, where.ssh_config, strict)
 
 
-def reach_all(request: LaunchRequest) -> Nodes:
+def reach_nodes(request: LaunchRequest) -> Nodes:
     """Connect to the nodes that a job can run on, spares last; raise if too few answer."""
     source = source_of(request)
     listed, bounds = candidate_nodes(source.nodes, request.config.launch)
-    nodes = reach_these(request, source, listed)
+    nodes = reach_given_nodes(request, source, listed)
     if len(nodes.reached) < bounds.least:
         total = len(nodes.reached) + len(nodes.lost)
         table = failures.failure_table(nodes.lost, total, "; nothing was started")
@@ -128,10 +128,12 @@ def reach_all(request: LaunchRequest) -> Nodes:
     return replace(nodes, bounds=bounds)
 
 
-def try_all(request: LaunchRequest, settle: Callable[[Node, Launch], Node] | None = None) -> Nodes:
+def try_nodes(
+    request: LaunchRequest, settle: Callable[[Node, Launch], Node] | None = None
+) -> Nodes:
     """Connect to every node that answers, spares last, and collect its facts."""
     source = source_of(request)
-    return reach_these(request, source, spares_last(source.nodes), settle)
+    return reach_given_nodes(request, source, spares_last(source.nodes), settle)
 
 
 def candidate_nodes(nodes: Sequence[Node], launch: Launch) -> tuple[list[Node], Bounds]:
@@ -150,7 +152,7 @@ def spares_last(nodes: Sequence[Node]) -> list[Node]:
     return sorted(nodes, key=lambda node: node.spare)
 
 
-def reach_these(
+def reach_given_nodes(
     request: LaunchRequest,
     source: NodeSource,
     nodes: Sequence[Node],
@@ -171,7 +173,7 @@ def reach_these(
             return reach_node(transport, node, question)
 
         log.info("connects to %d nodes", len(nodes))
-        fleet.need_room_for(nodes)
+        fleet.need_room_for_nodes(nodes)
         with counted_work("connecting", reach_for_facts, nodes) as counting:
             results = fleet.map_parallel(nodes, counting)
     return Nodes(
@@ -206,7 +208,9 @@ def port_request(request: LaunchRequest, nodes: int) -> PortRequest:
     )
 
 
-def with_master(request: LaunchRequest, nodes: Nodes, chosen: Sequence[Reached]) -> list[Reached]:
+def nodes_with_master(
+    request: LaunchRequest, nodes: Nodes, chosen: Sequence[Reached]
+) -> list[Reached]:
     """Return the nodes with the first as master: with its ports and each node's route to it."""
     probe = probe_of(request, nodes.transport, [node.node for node in chosen])
     port = port_request(request, len(chosen))

@@ -107,7 +107,7 @@ def record_job(prepared: Prepared) -> JobRecord:
     """
     # From here on the run handles interrupts.
     interrupt.hold_interrupts()
-    interrupt.undo_with(None)
+    interrupt.undo_on_interrupt(None)
     experiment = prepared.experiment
     experiment.lock()
     record = prepared.nodes.source.mark(first_record(prepared))
@@ -151,7 +151,7 @@ def not_started(record: JobRecord, error: OrchestratorError) -> JobRecord:
     if stopped:
         cause = verdict.stopped_verdict(error.what, now)
     else:
-        cause = verdict.not_started(error.what, now, error.fix, named)
+        cause = verdict.unstarted_verdict(error.what, now, error.fix, named)
     return replace(
         record,
         state="stopped" if stopped else "failed",
@@ -165,7 +165,7 @@ def not_started(record: JobRecord, error: OrchestratorError) -> JobRecord:
     )
 
 
-def has_started(place: Experiment, record: JobRecord) -> JobRecord:
+def record_start(place: Experiment, record: JobRecord) -> JobRecord:
     """Record that torchrun was started on every node, whether or not a head follows the job."""
     nodes = [replace(node, state="running") for node in record.nodes]
     record = replace(record, state="running", nodes=nodes)
@@ -250,7 +250,7 @@ def ends_whole(path: Path) -> bool:
         return file.read(1) in (b"", b"\n")
 
 
-def given_up(record: JobRecord, error: OrchestratorError) -> JobRecord:
+def lost_record(record: JobRecord, error: OrchestratorError) -> JobRecord:
     """Return the record of a job that is lost, as too few of its nodes came back."""
     last = replace(record.attempts[-1], restarted=False, why=error.what)
     return replace(
@@ -263,7 +263,7 @@ def given_up(record: JobRecord, error: OrchestratorError) -> JobRecord:
     )
 
 
-def failed_to_start(
+def failed_record(
     record: JobRecord,
     nodes: Sequence[NodeRecord],
     spares: Sequence[NodeRecord],
@@ -290,7 +290,7 @@ def describe_job(prepared: Prepared) -> str:
         tree = scan.ready(TREE_SECONDS) if scan else None
         path, most = experiment.path / archive.NAME, config.sync.keep * MEGABYTE
         kept = archive.write_archive(tree, path, most) if tree else None
-        if scan and request.payload is None and (lacks := archive.not_kept(scan, tree, kept)):
+        if scan and request.payload is None and (lacks := archive.missing_code(scan, tree, kept)):
             say(lacks)
         data = {**manifest(prepared, tree), "kept": kept.digest if kept else None}
         experiment.write_json("manifest.json", hiding.without_secrets(data))

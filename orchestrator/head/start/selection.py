@@ -25,7 +25,7 @@ from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.screen.styles import WARNING, style_text
 from orchestrator.head.start import claims
 from orchestrator.head.start.claims import Hold, NodeClaim, Occupied, devices_of
-from orchestrator.head.start.nodes import Bounds, Nodes, with_master
+from orchestrator.head.start.nodes import Bounds, Nodes, nodes_with_master
 from orchestrator.node.machine.disks import disk_of
 
 log = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ def select_nodes(request: LaunchRequest, nodes: Nodes, *, hold: bool) -> Nodes:
     notes += held.notes
     notes += [f"{name} cannot be a spare: {reason}" for name, reason in bad_spares.items()]
     if chosen[0].node.name != nodes.master:
-        chosen = with_master(request, nodes, chosen)
+        chosen = nodes_with_master(request, nodes, chosen)
     if hold:
         # Closing the connection removes the queue entry on a node that the job does not use.
         kept = {node.node.name for node in (*chosen, *spares)}
@@ -226,7 +226,8 @@ def check_nodes(request: LaunchRequest, nodes: Nodes) -> None:
         diagnosis = diagnose_job(request, nodes, full=thoroughness == "full")
     if diagnosis.bad:
         raise CheckFailed(
-            f"the nodes are not fit; nothing was started\n\n{examination.to_text(diagnosis)}",
+            "the nodes are not fit; nothing was started\n\n"
+            + examination.diagnosis_to_text(diagnosis),
             "fix it, or skip this check with --check none",
             about="\n".join(f.what for f in diagnosis.findings if f.level == BAD),
         )

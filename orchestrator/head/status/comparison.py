@@ -132,7 +132,7 @@ def of_nodes(names: Sequence[str], nodes: Sequence[Mapping[str, Any]]) -> Sectio
 
 def metrics(experiments: Sequence[Experiment]) -> dict[str, list[Any]]:
     """Return the metrics of each first rank: medians, peaks, or values at one step."""
-    files = [trainers.of_first_rank(experiment.path / "outputs") for experiment in experiments]
+    files = [trainers.file_of_first_rank(experiment.path / "outputs") for experiment in experiments]
     every = [read_curves(experiment) for experiment in experiments]
     rows: dict[str, list[Any]] = {
         "steps": [max((c.steps[-1] for c in each.values()), default=None) for each in every],
@@ -150,7 +150,7 @@ def metrics(experiments: Sequence[Experiment]) -> dict[str, list[Any]]:
 
 def read_curves(experiment: Experiment) -> dict[str, Curve]:
     """Return the metrics of the newest Trainer's first rank."""
-    path = trainers.of_first_rank(experiment.path / "outputs")
+    path = trainers.file_of_first_rank(experiment.path / "outputs")
     return {} if path is None else rank_curves(path, POINTS)
 
 

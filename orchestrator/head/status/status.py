@@ -17,12 +17,12 @@ from orchestrator.common.text import format_duration, parse_seconds, plural
 from orchestrator.common.wings import import_view
 from orchestrator.config.launch import Launch, Where
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.reach import ask_once
+from orchestrator.head.connect.reach import ask_node
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
-from orchestrator.head.nodes.node_list import Node, in_words
+from orchestrator.head.nodes.node_list import Node, indices_in_words
 from orchestrator.head.schedulers.backend import UNSCHEDULED, Scheduled, SshBackend, backend_of
 from orchestrator.head.screen import output, styles
 from orchestrator.head.screen import tracebacks as crash_dump
@@ -44,7 +44,7 @@ def ask_nodes(ssh: Transport, record: JobRecord) -> list[JobState]:
 
     def ask(node: NodeRecord) -> JobState:
         request = AskJobState(job=record.job, node=node.index)
-        return ask_once(ssh, node, request, ssh.timeout)
+        return ask_node(ssh, node, request, ssh.timeout)
 
     return [
         state_of(record, node, "unreachable", answer.what)
@@ -113,7 +113,7 @@ def to_text(
     heading += f", {scheduled.text}" if scheduled.text else ""
     lines = [heading, *how_far(experiment, record)]
     lines.append(STATES_THERE.text(rows_of(record, states), terminal).rstrip())
-    if words := goodput.in_words(time_of(experiment, record)):
+    if words := goodput.shares_in_words(time_of(experiment, record)):
         lines.append(f"  time spent: {words}")
     if steps := start_times(experiment, record):
         words = ", ".join(f"{step} {took:.2f} s" for step, took in steps.items())
@@ -145,7 +145,7 @@ def rows_of(record: JobRecord, states: Sequence[JobState]) -> Iterator[StatusLin
                 f"rank {fault} was the cause" if fault in numbers else "",
             ]
             yield StatusLine(
-                f"  {in_words(numbers, 'rank')}",
+                f"  {indices_in_words(numbers, 'rank')}",
                 f"pid{'s' * (len(pids) > 1)} {shown}",
                 ranks[0].state,
                 ", ".join(filter(None, ends)),
@@ -189,8 +189,8 @@ def cause_of(experiment: Experiment, record: JobRecord) -> list[str]:
     tree = manifest.working_tree(experiment)
     rank = "" if record.verdict.rank is None else f" --rank {record.verdict.rank}"
     logs = f"orchestrator logs {shlex.quote(experiment.name)}{rank}"
-    shown = crash_dump.in_verdict(record.verdict, tree)
-    return verdict.to_lines(shown, logs, styles.style_text)
+    shown = crash_dump.own_paths_in_verdict(record.verdict, tree)
+    return verdict.verdict_to_lines(shown, logs, styles.style_text)
 
 
 def attempt_now(record: JobRecord) -> str:
@@ -300,7 +300,7 @@ def find_job(where: Where, wanted: str | None) -> FoundJob:
     return FoundJob(record, transport, backend, experiment)
 
 
-def without_record(where: Where) -> SshTransport:
+def transport_without_record(where: Where) -> SshTransport:
     """Return the way to nodes of which nothing but the node list is known."""
     seconds = where.connect_timeout or Launch.connect_timeout
     return SshTransport(SshConfig(where.ssh_config), timeout=seconds)
@@ -364,7 +364,7 @@ def report_passed_over(root: Path, taken: Experiment | None) -> None:
     """
     newer = [
         refused
-        for refused in experiments.passed_over(root)
+        for refused in experiments.untrusted_experiments(root)
         if taken is None or refused.path.name[-15:] > taken.name[-15:]
     ]
     for refused in newer:

@@ -50,7 +50,7 @@ def write_archive(tree: Tree, path: Path, most: float = math.inf) -> Tree:
     return tree
 
 
-def not_kept(scan: Scan, tree: Tree | None, kept: Tree | None) -> str:
+def missing_code(scan: Scan, tree: Tree | None, kept: Tree | None) -> str:
     """Return what the archive lacks of the code that was scanned, "" if it has all."""
     if tree is None or kept is None:
         why = scan.found.exception() if scan.found.done() else "its files were not read in time"

@@ -114,7 +114,7 @@ def how_much(files: Sequence[OutputFile]) -> str:
     return f"{plural(len(files), 'file')}, {format_bytes(sum(file.size for file in files))}"
 
 
-def where_it_is(found: Mapping[int, CodeOutputs], home: Path) -> list[str]:
+def where_files_are(found: Mapping[int, CodeOutputs], home: Path) -> list[str]:
     """Return a message on where files beside the code are now, and how a next launch finds them."""
     if not found:
         return []

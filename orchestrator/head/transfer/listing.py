@@ -289,7 +289,7 @@ def marker_file(directory: Path) -> Iterator[str]:
             path.unlink()
 
     # Ctrl-C during the connecting exits at once, without running the finally block.
-    interrupt.before_exit(remove)
+    interrupt.call_before_exit(remove)
     try:
         yield str(path)
     finally:

@@ -13,7 +13,7 @@ from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.common.folder import Folder
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import kept_if_well, open_attending_channel
+from orchestrator.head.connect.reach import closed_on_error, open_attending_channel
 from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.screen.progress import ProgressBar
@@ -104,7 +104,7 @@ def pull_sources(
 def ask(transport: Transport, source: PullSource) -> PulledNode:
     """Connect to a node, and return its list of files and its checkpoint manifests."""
     channel = open_attending_channel(transport, source.login)
-    with kept_if_well(channel):
+    with closed_on_error(channel):
         listing = channel.ask(source.question, FILES_ANSWER_SECONDS)
     manifests = {
         file.path.rpartition("/")[0]: read_manifest(channel, listing.place, file)

@@ -12,7 +12,7 @@ from pathlib import Path
 from orchestrator.common.errors import EMPTY, OrchestratorError, UsageError
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import for_now
+from orchestrator.head.connect.reach import temporary_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.screen.progress import ProgressBar
@@ -83,7 +83,7 @@ def push_cargo(
     progress.size = cargo.tree.size * len(targets)
     with contextlib.ExitStack() as opened:
         connected = fleet.map_parallel(
-            targets, lambda target: opened.enter_context(for_now(transport, target.node))
+            targets, lambda target: opened.enter_context(temporary_channel(transport, target.node))
         )
         there = [channel for channel in connected if isinstance(channel, NodeChannel)]
         into = [RemoteDir(directory=cargo.directory)] * len(there)

@@ -159,12 +159,12 @@ def read_file(where: bytes, path: bytes, index: Index) -> tuple[os.stat_result, 
         digest = files.file_digest(file.fileno())
         after = os.fstat(file.fileno())
     if files.state_of(before) != files.state_of(after):
-        raise was_changed(path)
+        raise changed_error(path)
     index.note(path, after, digest, now)
     return after, digest
 
 
-def was_changed(path: bytes) -> CheckFailed:
+def changed_error(path: bytes) -> CheckFailed:
     """Return the error for a file that changes while it is read or sent."""
     shown = os.fsdecode(path)
     return CheckFailed(

@@ -81,7 +81,7 @@ def send_to_all(
         outbox.pool.shutdown(cancel_futures=True)
 
 
-def first_failed(results: Sequence[Moved | OrchestratorError]) -> str:
+def first_failed_path(results: Sequence[Moved | OrchestratorError]) -> str:
     """Return the path of a file that could not be sent as it was read, else ""."""
     sent = (result for result in results if isinstance(result, Moved))
     return next((path for result in sent for path in sorted(result.failed)), "")

@@ -85,7 +85,7 @@ def entry_of(file: OutputFile) -> ManifestEntry:
     return ManifestEntry(path, KINDS[file.kind], file.mode & 0o777, file.size, target, file.changed)
 
 
-def of_files(directory: Path, mode: Callable[[Path], int]) -> Tree:
+def tree_of_files(directory: Path, mode: Callable[[Path], int]) -> Tree:
     """Return the tree of a directory that holds only files; `mode` gives the mode of each."""
     entries = []
     for path in directory.iterdir():

@@ -11,7 +11,7 @@ import threading
 
 from orchestrator.common.hiding import redacted_text
 from orchestrator.node.environments.place import Environments
-from orchestrator.node.job.processes import in_words
+from orchestrator.node.job.processes import error_in_words
 from orchestrator.node.machine import tool
 from orchestrator.node.transfer import snapshot
 from orchestrator.node.transfer.store import Store
@@ -60,7 +60,7 @@ class Build:
                     self._make()
             self.here.link_all(self.request.name, self.request.key)
         except (BuildError, OSError, ValueError) as error:
-            self.problem = in_words(error)
+            self.problem = error_in_words(error)
 
     def _make(self) -> None:
         key = self.request.key

@@ -162,7 +162,7 @@ def job_state(run: RunDir) -> JobState:
     if ended:
         known["state"] = "ended"
     else:
-        living = job_processes.of_job(run.job, run.node)
+        living = job_processes.processes_of_job(run.job, run.node)
         known["processes"] = tuple(process.pid for process in living)
     return JobState(job=run.job, node=run.node, ranks=ranks, **known)
 

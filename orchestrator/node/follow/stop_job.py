@@ -43,7 +43,7 @@ def end_part(run: RunDir, order: EndOrder) -> None:
     with contextlib.suppress(OSError):
         run.forbid_start()
     with contextlib.suppress(OSError), connect_supervisor(run) as supervisor:
-        supervisor.sendall(control.to_line(order))
+        supervisor.sendall(control.message_to_line(order))
 
 
 def stop_part(run: RunDir, request: Stop | StopAll) -> StopReceipt:
@@ -55,7 +55,11 @@ def stop_part(run: RunDir, request: Stop | StopAll) -> StopReceipt:
     # The disk may be full.
     except OSError as error:
         problem = error
-    first = resume_dir.first_of(run) if isinstance(request, StopAll) or request.for_good else None
+    first = (
+        resume_dir.first_attempt_of(run)
+        if isinstance(request, StopAll) or request.for_good
+        else None
+    )
     if first is not None:
         # On a full disk, the head still learns that this attempt was ended.
         with contextlib.suppress(OSError):
@@ -167,7 +171,7 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
 
 
 def ask_and_wait(supervisor: socket.socket, request: Stop | StopAll) -> None:
-    supervisor.sendall(control.to_line(EndOrder(why=request.why, grace=request.grace)))
+    supervisor.sendall(control.message_to_line(EndOrder(why=request.why, grace=request.grace)))
     deadline = time.monotonic() + request.wait
     # The supervisor closes its socket when the job has ended.
     while time.monotonic() < deadline:

@@ -38,7 +38,7 @@ def remove_runs(wanted: Sequence[Run], library: str) -> RemovedRuns:
             if not problem:
                 _remove_run(RunDir(job, node), freed.append)
         except (OSError, ValueError) as error:
-            problem = processes.in_words(error)
+            problem = processes.error_in_words(error)
         runs.append(RemovedRun(job=job, node=node, problem=problem))
     resume_dir.remove_forgotten(time.time())
     remove_libraries(library, freed.append)

@@ -31,7 +31,7 @@ TRACKER_SECONDS = 0.2
 NO_TAG = ("", "", "")
 
 
-def of_job(job: str, node: int) -> list[Process]:
+def processes_of_job(job: str, node: int) -> list[Process]:
     """Return all living processes of one job on one node, except its supervisor."""
     ours = JobProcesses(job, node)
     try:
@@ -55,7 +55,7 @@ def supervised_run(pid: int) -> tuple[str, str]:
 
     The command line `python -IS -Xutf8 <library> supervise JOB NODE` is set from its start.
     """
-    words = processes.words_of(pid)[-3:]
+    words = processes.command_line_of(pid)[-3:]
     return (words[1], words[2]) if words[0] == "supervise" and len(words) == 3 else ("", "")
 
 
@@ -162,12 +162,12 @@ class JobProcesses(ProcessSet):
             wanted = [process for process in found if process.key not in tried]
         doomed = [*still, *wanted]
         self.segments.note(doomed)
-        trackers = [p for p in doomed if TRACKER in " ".join(processes.words_of(p.pid))]
+        trackers = [p for p in doomed if TRACKER in " ".join(processes.command_line_of(p.pid))]
         killed = kill_all(process for process in doomed if process not in trackers)
         if trackers:
             for process in trackers:
                 processes.send_signal(process, signal.SIGCONT)
-            processes.wait_for(trackers, TRACKER_SECONDS)
+            processes.wait_for_end(trackers, TRACKER_SECONDS)
             killed.update(kill_all(trackers))
         return killed
 
@@ -206,7 +206,7 @@ def without_samplers(running: Mapping[int, Process], supervisors: set[int]) -> d
     return {
         pid: process
         for pid, process in running.items()
-        if process.parent not in supervisors or processes.words_of(pid)[-3:-2] != ["sample"]
+        if process.parent not in supervisors or processes.command_line_of(pid)[-3:-2] != ["sample"]
     }
 
 

@@ -219,7 +219,7 @@ class ProcessSet:
             self.forget(key)
 
 
-def words_of(pid: int) -> list[str]:
+def command_line_of(pid: int) -> list[str]:
     """Return the command line of a process.
 
     A standby process (node/warm) has unused space at the end, which is removed.
@@ -250,7 +250,7 @@ def gone(process: Process, pidfd: int | None) -> bool:
     return bool(poll.poll(0))
 
 
-def wait_for(wanted: Iterable[Process], seconds: float) -> None:
+def wait_for_end(wanted: Iterable[Process], seconds: float) -> None:
     """Wait until these processes have ended, at most so long."""
     deadline = time.monotonic() + seconds
     while any(map(is_alive, wanted)) and time.monotonic() < deadline:
@@ -322,7 +322,7 @@ def peer_user(connection: socket.socket) -> int:
     return int(struct.unpack("3i", data)[1])
 
 
-def in_words(error: BaseException) -> str:
+def error_in_words(error: BaseException) -> str:
     """Return a system error as text: which limit of the login, or which file and why."""
     # The probe does not need this import.
     import resource

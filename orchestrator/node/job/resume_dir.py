@@ -28,7 +28,7 @@ def resume_root() -> str:
     return os.path.join(MEMORY, f"orchestrator-{os.getuid()}")
 
 
-def first_of(run: RunDir) -> RunDir | None:
+def first_attempt_of(run: RunDir) -> RunDir | None:
     """Return this machine's part of the first attempt, or None if the job has no attempts."""
     with contextlib.suppress(OSError, ValueError):
         attempt = run.read_spec().attempt
@@ -62,7 +62,7 @@ def is_ours(path: str) -> bool:
 
 def remove_resume_dir(run: RunDir) -> bool:
     """Remove the files that the attempts of this run's job share; return True if none is left."""
-    first = first_of(run) or run
+    first = first_attempt_of(run) or run
     places = [first.payload, os.path.join(first.path, "resume")]
     ours = False
     with contextlib.suppress(OSError):

@@ -126,7 +126,7 @@ class RunDir:
             file.seek(max(0, end - 1))
             # The supervisor may have written half a line.
             rest = b"" if file.read(1) in (b"", b"\n") else b"\n"
-            file.write(rest + json.dumps(events.to_data(event)).encode("ascii") + b"\n")
+            file.write(rest + json.dumps(events.event_to_data(event)).encode("ascii") + b"\n")
 
     def read_events(self) -> Iterator[Event]:
         try:
@@ -137,7 +137,7 @@ class RunDir:
         for line in lines:
             # The last line may be incomplete; after a power failure there may be garbage.
             with contextlib.suppress(Nonsense):
-                yield events.from_data(parse_object(line))
+                yield events.event_from_data(parse_object(line))
 
     def last(self, kind: type[E]) -> E | None:
         """Return the last event of this kind, or None."""

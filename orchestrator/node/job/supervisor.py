@@ -48,9 +48,9 @@ from orchestrator.node.job.processes import Process
 from orchestrator.node.job.ranks.agent_start import (
     AgentStart,
     apply_settings,
+    limits_with_room,
     own_limits,
     prctl,
-    with_room,
 )
 from orchestrator.node.job.run_directory import RunDir, SystemLog, listen_in
 from orchestrator.node.peers.lease import Lease
@@ -74,7 +74,7 @@ class Supervisor:
     def __init__(self, run: RunDir, spec: Spec | None = None) -> None:
         self.run = run
         self.spec = spec or run.read_spec()
-        secrets = hiding.of_environment({**os.environ, **self.spec.env}, self.spec.secrets)
+        secrets = hiding.secrets_of_environment({**os.environ, **self.spec.env}, self.spec.secrets)
         self.system = SystemLog(run.system, secrets=secrets)
         before = self.spec.attempt.log if self.spec.attempt else 0
         self.log = JobLog(run.log, run.ranks, before, secrets)
@@ -83,7 +83,7 @@ class Supervisor:
         self.events = EventFile(run.events, secrets, self.system)
         self.lease = Lease(self, self.spec)
         self.listeners = Listeners(self, self.system, self.hear)
-        self.outputs = RankOutputs(self, self.log, self.stream_of, self.listeners.ring)
+        self.outputs = RankOutputs(self, self.log, self.stream_of, self.listeners.notify_listeners)
         self.grace = self.spec.grace
         self.end = PartEnd(self.grace)
         self.ranks = LocalRanks(run, self.end, self.outputs, self.evidence, self.event)
@@ -92,7 +92,7 @@ class Supervisor:
         self.processes = JobProcesses(run.job, run.node, os.getpid())
         self.limits = own_limits()
         if not self.spec.node and self.spec.nnodes > 1:
-            self.limits = with_room(self.limits)
+            self.limits = limits_with_room(self.limits)
         self.killed: dict[int, str] = {}
         # Name by PID of the processes that lived when the end began.
         self.lived: dict[int, str] = {}
@@ -255,7 +255,7 @@ class Supervisor:
 
     def event(self, event: Event) -> None:
         self.events.write(event)
-        self.listeners.ring()
+        self.listeners.notify_listeners()
 
     # -- ranks -------------------------------------------------------------------------------
 
@@ -479,7 +479,7 @@ def run_job(supervisor: Supervisor, ready: int) -> None:
         os.write(ready, b"ready\n")
     # ValueError means a NUL in a variable.
     except (OSError, ValueError) as error:
-        reason = processes.in_words(error)
+        reason = processes.error_in_words(error)
         os.write(ready, f"{reason}\n".encode())
         why, now = f"not started: {reason}", time.time()
         supervisor.event(events.Ended(time=now, agent=None, why=why, ranks={}, killed={}, left=()))

@@ -115,7 +115,7 @@ class ServerSession:
         try:
             return cast(A, handler_of(type(request))(self, request))
         except (OSError, ValueError, RuntimeError) as error:
-            raise Refusal(processes.in_words(error)) from error
+            raise Refusal(processes.error_in_words(error)) from error
 
     def take_piece(self) -> bytearray:
         """Return the payload received before the request, and clear it."""

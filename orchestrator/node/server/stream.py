@@ -50,17 +50,17 @@ class FileStreamer:
         """Notify the supervisor that a head follows. A short line always fits into the buffer."""
         if self.supervisor is not None:
             with contextlib.suppress(OSError):
-                self.supervisor.send(control.to_line(control.HeadState()))
+                self.supervisor.send(control.message_to_line(control.HeadState()))
 
     def drain_wakeup(self) -> None:
         assert self.supervisor is not None
         try:
-            rung = self.supervisor.recv(1 << 16)
+            notified = self.supervisor.recv(1 << 16)
         except BlockingIOError:
             return
         except OSError:
-            rung = b""
-        if not rung:
+            notified = b""
+        if not notified:
             self.supervisor.close()
             self.supervisor = None
         self.behind = True

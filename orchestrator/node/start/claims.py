@@ -22,8 +22,8 @@ from orchestrator.protocol.requests.claims import (
     ClaimEntry,
     DeviceRequest,
     Taken,
-    in_words,
-    who_has,
+    devices_in_words,
+    holders_in_words,
 )
 from orchestrator.protocol.requests.start import Claimed, LockTableState, ReadLockTable
 from orchestrator.protocol.spec import Spec
@@ -174,7 +174,7 @@ class Claims(SessionState):
         )
 
     def claimed(self) -> Claimed:
-        names = in_words([one.name for one in self.held])
+        names = devices_in_words([one.name for one in self.held])
         part = len(self.held) < len(self.of)
         words = f"{names} of {len(self.of)}" if part else names
         return Claimed(held=True, words=words)
@@ -211,7 +211,7 @@ class Claims(SessionState):
                 raise
             return {}
         if spec.devices.needed and (claimed.lacking or claimed.taken):
-            raise Refusal(claimed.lacking or who_has(claimed.taken))
+            raise Refusal(claimed.lacking or holders_in_words(claimed.taken))
         return hiding_others(self.held, self.of)
 
     def job_started(self, run: RunDir, spec: Spec) -> None:

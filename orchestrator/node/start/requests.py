@@ -43,7 +43,7 @@ def hook(session: ServerSession, request: Hook) -> Hooked:
 @answers(Start)
 def start_part(session: ServerSession, request: Start) -> StartedHere:
     spec = start.part_of(request)
-    return start.stand_by(session, spec) if request.later else start.start_part(session, spec)
+    return start.store_part(session, spec) if request.later else start.start_part(session, spec)
 
 
 @answers(TakePorts)

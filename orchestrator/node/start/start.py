@@ -37,7 +37,7 @@ def start_part(session: ServerSession, spec: Spec) -> StartedHere:
     run, first = RunDir(spec.job, spec.node), first_run(spec)
     make_run_directory(session, run, first)
     resume_dir.remove_forgotten(time.time())
-    receive.hand_over(run, first)
+    receive.move_files(run, first)
     shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
     there = spec if shared else with_local_experiment(spec, run, first)
     attempt: dict[str, str] = {}
@@ -88,7 +88,7 @@ def with_local_experiment(spec: Spec, run: RunDir, first: RunDir) -> Spec:
     return spec.replace(env={**spec.env, "ORCHESTRATOR_EXPERIMENT": directory})
 
 
-def stand_by(session: ServerSession, spec: Spec) -> StartedHere:
+def store_part(session: ServerSession, spec: Spec) -> StartedHere:
     """Store the spec as that of a part that is over, with which a later attempt may begin."""
     spec = at_home(session, spec)
     run = RunDir(spec.job, spec.node)
@@ -107,7 +107,7 @@ def stand_by(session: ServerSession, spec: Spec) -> StartedHere:
 
 def at_home(session: ServerSession, spec: Spec) -> Spec:
     """Return the spec with the facts that only this machine knows."""
-    spec = checkout.with_first(spec)
+    spec = checkout.spec_with_snapshot_first(spec)
     return spec.replace(library=LIBRARY, version=OWN, umask=session.umask, machine=machine_name())
 
 
@@ -157,7 +157,7 @@ def take_warm(
     # Most starts do not need this import.
     from orchestrator.node.warm import standbys
 
-    return standbys.hand_over(run, spec, os.environ, session.umask, files)
+    return standbys.start_from_standby(run, spec, os.environ, session.umask, files)
 
 
 def part_of(request: Start) -> Spec:

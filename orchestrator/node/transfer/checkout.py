@@ -123,7 +123,7 @@ def is_of_python(path: str, source: str) -> bool:
     return of_prefix or is_below(path, os.path.realpath(jobs_home())) or path.endswith(PACKAGES)
 
 
-def with_first(spec: Spec) -> Spec:
+def spec_with_snapshot_first(spec: Spec) -> Spec:
     """Return a spec whose ranks import packages from the snapshot instead of the node's copy."""
     whole = snapshot.snapshot_of(Store(), spec.workdir)
     if not whole:

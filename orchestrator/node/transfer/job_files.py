@@ -25,8 +25,8 @@ from orchestrator.node.transfer.receive import (
     Looks,
     TargetDirectory,
     empty_target,
-    looks_at,
-    looks_of,
+    looks_of_entry,
+    looks_of_path,
 )
 from orchestrator.node.transfer.store import Store
 from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry, link_is_inside
@@ -114,18 +114,18 @@ class FromMaster(TargetDirectory):
         found = super().compare(dry_run=dry_run)
         coming = [self.entries[number] for number in self.missing]
         if coming:
-            self.known |= {self.path_of(entry): looks_of(entry) for entry in coming}
+            self.known |= {self.path_of(entry): looks_of_entry(entry) for entry in coming}
             files.replace_file(note_of(self.run), json.dumps(self.known))
         return found
 
     def is_there(self, entry: ManifestEntry) -> bool:
         path = self.path_of(entry)
-        here = looks_at(path)
+        here = looks_of_path(path)
         own = self.name == RESUME and here is not None and here != self.known.get(path)
         if own and entry.kind != DIRECTORY:
             return True
-        if entry.kind == LINK and here != looks_of(entry):
-            self.known[path] = looks_of(entry)
+        if entry.kind == LINK and here != looks_of_entry(entry):
+            self.known[path] = looks_of_entry(entry)
         return super().is_there(entry)
 
     def finish(self) -> None:
@@ -145,7 +145,7 @@ def roots_of(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, str]:
     found = {
         WORK: spec.workdir,
         OUTPUTS: os.path.join(experiment(run, spec), "outputs"),
-        RESUME: resume_dir.make_resume_dir(resume_dir.first_of(run) or run),
+        RESUME: resume_dir.make_resume_dir(resume_dir.first_attempt_of(run) or run),
     }
     if whole := snapshot.snapshot_of(Store(), spec.workdir):
         found[ABOVE] = os.fsdecode(whole)
@@ -203,7 +203,7 @@ def saved_as(name: str, root: str, file: OutputFile) -> Iterator[OutputFile]:
 
 
 def note_of(run: RunDir) -> str:
-    return os.path.join((resume_dir.first_of(run) or run).path, "from_master.json")
+    return os.path.join((resume_dir.first_attempt_of(run) or run).path, "from_master.json")
 
 
 def brought(run: RunDir) -> dict[str, Looks]:
@@ -215,9 +215,9 @@ def brought(run: RunDir) -> dict[str, Looks]:
         return {}
 
 
-def without_brought(run: RunDir, listed: Sequence[OutputFile], place: str) -> list[OutputFile]:
+def own_results(run: RunDir, listed: Sequence[OutputFile], place: str) -> list[OutputFile]:
     """Return a node's results without files received from the master and unchanged since."""
     known = brought(run)
     paths = (os.path.join(os.path.realpath(file.place or place), file.path) for file in listed)
     pairs = zip(listed, paths)
-    return [file for file, path in pairs if path not in known or looks_at(path) != known[path]]
+    return [file for file, path in pairs if path not in known or looks_of_path(path) != known[path]]

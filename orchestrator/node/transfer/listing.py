@@ -8,7 +8,7 @@ import stat
 import time
 from collections.abc import Callable
 
-from orchestrator.common.folder import is_half
+from orchestrator.common.folder import is_half_file
 from orchestrator.protocol.requests.transfer import OutputFile, OutputFiles
 
 # The limit of files in one listing.
@@ -65,7 +65,7 @@ class Listing:
             return
         for entry in entries:
             path = os.path.join(below, entry.name)
-            if is_half(entry.name) or self.skip(path, entry):
+            if is_half_file(entry.name) or self.skip(path, entry):
                 continue
             try:
                 status = entry.stat(follow_symlinks=False)

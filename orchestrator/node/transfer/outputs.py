@@ -32,7 +32,7 @@ def outputs_directory(run: RunDir) -> str:
     return os.path.join(run.path, "experiment", "outputs")
 
 
-def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFiles:
+def outputs_of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFiles:
     """Return the files that the ranks wrote; checkpoints stay on the node unless requested.
 
     For at most `beside` seconds, files that they wrote beside their code are looked for as well.
@@ -53,7 +53,7 @@ def of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFile
         # Only the end of a job needs this import.
         from orchestrator.node.transfer import job_files
 
-        listing.files = job_files.without_brought(run, listing.files, root)
+        listing.files = job_files.own_results(run, listing.files, root)
     kept = os.path.join(root, "checkpoints")
     return listing.answer(checkpoints=os.path.isdir(kept) and bool(os.listdir(kept)))
 
@@ -84,7 +84,7 @@ def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
             whole.files.append(file.replace(path=name, place=place))
 
 
-def of_path(path: str, base: str) -> OutputFiles:
+def files_of_path(path: str, base: str) -> OutputFiles:
     """Return a file, or a directory and everything in it, by names that begin with its own.
 
     A named link is followed.

@@ -104,7 +104,7 @@ class TargetDirectory:
         path = self.path_of(entry)
         if entry.kind == DIRECTORY:
             return os.path.isdir(path) and not os.path.islink(path)
-        return looks_at(path) == looks_of(entry)
+        return looks_of_path(path) == looks_of_entry(entry)
 
     def path_of(self, entry: ManifestEntry) -> str:
         return os.path.join(self.folder.root, os.fsdecode(entry.path))
@@ -184,13 +184,13 @@ def empty_target() -> TargetDirectory:
 Looks = tuple[int, int, str]
 
 
-def looks_of(entry: ManifestEntry) -> Looks:
+def looks_of_entry(entry: ManifestEntry) -> Looks:
     if entry.kind == LINK:
         return 0, 0, os.fsdecode(entry.value)
     return entry.size, entry.time // 1000, ""
 
 
-def looks_at(path: str) -> Looks | None:
+def looks_of_path(path: str) -> Looks | None:
     """Return the size, time and link target of a path; None if nothing exists there."""
     try:
         status = os.lstat(path)
@@ -208,7 +208,7 @@ def waiting_place(run: RunDir) -> str:
     return run.path + ".payload"
 
 
-def hand_over(run: RunDir, first: RunDir) -> None:
+def move_files(run: RunDir, first: RunDir) -> None:
     """Move the files into the run directory; a later attempt links those of the first."""
     if os.path.isdir(waiting_place(run)):
         os.rename(waiting_place(run), run.payload)

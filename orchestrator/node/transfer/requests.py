@@ -32,7 +32,7 @@ from orchestrator.protocol.requests.transfer import (
     Outputs,
     ReadFile,
     RemoteDir,
-    parts_of,
+    parts_of_request,
 )
 
 
@@ -105,7 +105,7 @@ def contents(session: ServerSession, request: Contents) -> Lacking:
         data = unzip_data(session.take_piece(), min(request.size, LARGEST_BATCH_BYTES) or 1)
         if len(data) != request.size:
             raise ValueError("contents of another size came")
-        for part, content in parts_of(data):
+        for part, content in parts_of_request(data):
             offered.put(part, content)
     except Exception:
         offered.abandon()
@@ -129,13 +129,13 @@ def check_out(session: ServerSession, request: CheckOut) -> CheckedOut:
 @answers(Outputs)
 def outputs_of_job(session: ServerSession, request: Outputs) -> OutputFiles:
     run = RunDir(request.job, request.node)
-    listing = outputs.of_job(run, checkpoints=request.checkpoints, beside=request.beside)
+    listing = outputs.outputs_of_job(run, checkpoints=request.checkpoints, beside=request.beside)
     return session.of(Moving).list(listing)
 
 
 @answers(ListPath)
 def files_of_path(session: ServerSession, request: ListPath) -> OutputFiles:
-    return session.of(Moving).list(outputs.of_path(request.path, request.directory))
+    return session.of(Moving).list(outputs.files_of_path(request.path, request.directory))
 
 
 @answers(ReadFile)

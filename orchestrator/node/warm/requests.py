@@ -28,14 +28,14 @@ def warm(session: ServerSession, request: Warm) -> StandbyStates:
             memory=private_memory(each.pid),
             python=each.python,
         )
-        for each in standbys.find_all()
+        for each in standbys.find_standbys()
     ]
     return StandbyStates(standbys=tuple(states))
 
 
 @answers(WarmOff)
 def warm_off(session: ServerSession, request: WarmOff) -> StandbyEnds:
-    gone = {each.pid: standbys.end_standby(each) for each in standbys.find_all()}
+    gone = {each.pid: standbys.end_standby(each) for each in standbys.find_standbys()}
     ended = tuple(pid for pid in gone if gone[pid])
     return StandbyEnds(ended=ended, left=tuple(pid for pid in gone if not gone[pid]))
 

@@ -108,7 +108,7 @@ def why_unsuitable(spec: Spec, environ: Mapping[str, str]) -> str:
 def variables_of(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
     """Return a standby's variables for this job, without its secrets and its own variables."""
     variables = agent_environment(spec, "", environ)
-    values = hiding.of_environment(variables, spec.secrets)
+    values = hiding.secrets_of_environment(variables, spec.secrets)
     return {
         name: value
         for name, value in sorted(variables.items())
@@ -165,7 +165,7 @@ def modified(path: str) -> float:
 # -- which there are --------------------------------------------------------------------------
 
 
-def find_all() -> list[Standby]:
+def find_standbys() -> list[Standby]:
     """Return the standbys of this machine, the oldest first; files of dead ones are removed."""
     try:
         names = os.listdir(standbys_root())
@@ -215,7 +215,7 @@ def start_standby(run: RunDir, environ: Mapping[str, str], umask: int, least: fl
         if why_unsuitable(spec, environ):
             return
         path, until = path_of(spec, environ, umask), time.time() + max(spec.warm, least)
-        others = find_all()
+        others = find_standbys()
         for standby in others:
             if standby.directory == path:
                 os.utime(os.path.join(path, "standby.json"), (until, until))
@@ -297,7 +297,7 @@ def end_claimed(standby: Standby) -> bool:
 
 def end_of_job(job: str) -> None:
     """End the standby of a job that is over for good."""
-    for standby in find_all():
+    for standby in find_standbys():
         if standby.job == job:
             end_standby(standby)
 
@@ -305,7 +305,7 @@ def end_of_job(job: str) -> None:
 # -- a job ------------------------------------------------------------------------------------
 
 
-def hand_over(
+def start_from_standby(
     run: RunDir, spec: Spec, environ: Mapping[str, str], umask: int, files: Sequence[int]
 ) -> tuple[WarmSupervisor | None, str]:
     """Start the job's supervisor and torchrun from a fitting standby, or return why none does."""
@@ -313,7 +313,7 @@ def hand_over(
     if reason:
         return None, f"cold start: {reason}"
     path = path_of(spec, environ, umask)
-    there = [standby for standby in find_all() if standby.job == job_of(spec)]
+    there = [standby for standby in find_standbys() if standby.job == job_of(spec)]
     for standby in there:
         claimed = claim_standby(standby) if standby.directory == path else None
         if claimed is not None:

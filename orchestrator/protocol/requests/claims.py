@@ -77,7 +77,7 @@ class Taken(Message):
     state: str = RUNNING
 
 
-def who_has(taken: Sequence[Taken]) -> str:
+def holders_in_words(taken: Sequence[Taken]) -> str:
     """Return the holders as text: GPU 0-3: ada, job train_1."""
     return "; ".join(map(_who_has, taken)) or "others were quicker"
 
@@ -87,10 +87,10 @@ def _who_has(taken: Taken) -> str:
         return f"{taken.user}'s {taken.job} waits for what is free"
     job = f"{'about to start' if taken.state == STARTING else 'job'} {taken.job}"
     what = f"{taken.program} (PID {taken.pid})" if taken.program else job
-    return f"{in_words(taken.names)}: {taken.user}, {what}"
+    return f"{devices_in_words(taken.names)}: {taken.user}, {what}"
 
 
-def in_words(names: Sequence[str]) -> str:
+def devices_in_words(names: Sequence[str]) -> str:
     """Return GPU 0-2 for GPU 0, GPU 1 and GPU 2."""
     numbers = [name.rpartition(" ")[2] for name in names]
     kinds = {name.rpartition(" ")[0] for name in names}

@@ -91,7 +91,7 @@ class FilePart(NamedTuple):
         return PART.pack(*self)
 
 
-def parts_of(data: bytes) -> Iterator[tuple[FilePart, memoryview]]:
+def parts_of_request(data: bytes) -> Iterator[tuple[FilePart, memoryview]]:
     """Yield the parts of one request; raise Nonsense if one is incomplete."""
     view, at = memoryview(data), 0
     while at < len(view):

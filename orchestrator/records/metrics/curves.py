@@ -219,6 +219,6 @@ def better_direction(name: str) -> str:
     return "most" if words & MOST or name.endswith("_per_s") else ""
 
 
-def in_thousands(value: float) -> str:
+def count_in_thousands(value: float) -> str:
     """Return a count in a few characters: 415k, 1.2M."""
     return format_bytes(value).removesuffix("B").replace(" ", "")

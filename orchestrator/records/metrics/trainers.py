@@ -130,6 +130,6 @@ def newest_metrics_files(outputs: Path) -> Files:
     return found.get(1, {})
 
 
-def of_first_rank(outputs: Path) -> Path | None:
+def file_of_first_rank(outputs: Path) -> Path | None:
     """Return the newest Trainer's file of its first rank, or None if there is none."""
     return next(iter(newest_metrics_files(outputs).values()), None)

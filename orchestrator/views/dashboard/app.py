@@ -159,14 +159,14 @@ class Board:
         jobs = table.job_table(sample.time)
         nodes = PageTable("Nodes", table.NODES, sample.nodes, "")
         parts = nodes, PageTable("Jobs", jobs, sample.jobs, "No job is seen there.", address)
-        return HTMLResponse(filled_tables("Cluster", table.totals(sample, None), *parts))
+        return HTMLResponse(filled_tables("Cluster", table.totals_line(sample, None), *parts))
 
     def queue(self, request: Request) -> Response:
         """Return the page of what `orchestrator nodes --queue` shows."""
         sample = self.sample()
         lines = list(machines.lines_of((node.name, node.claims) for node in sample.nodes))
         part = PageTable("", machines.LINES, lines, "No job holds these nodes or waits for them.")
-        return HTMLResponse(filled_tables("Queue", table.totals(sample, None), part))
+        return HTMLResponse(filled_tables("Queue", table.totals_line(sample, None), part))
 
     def compare(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("e")))
@@ -239,7 +239,7 @@ SWEEPS: Table[Members] = Table(
         Column("SWEEP", lambda sweep: sweep.name),
         Column("MEMBERS", lambda sweep: sweep.trouble or sweep.summary()),
         Column("BEST", best_of),
-        Column("STARTED", lambda sweep: page.clock(sweep.began)[:16] if sweep.began else "-"),
+        Column("STARTED", lambda sweep: page.clock_text(sweep.began)[:16] if sweep.began else "-"),
     )
 )
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from orchestrator.common import files, interrupt
 from orchestrator.common.errors import EXIT_DONE
-from orchestrator.common.hosts import in_url, is_loopback
+from orchestrator.common.hosts import host_in_url, is_loopback
 from orchestrator.common.program import installed_command
 from orchestrator.config.launch import Where
 from orchestrator.head.connect import fleet
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen.output import say
-from orchestrator.head.status.status import without_record
+from orchestrator.head.status.status import transport_without_record
 from orchestrator.views.dashboard.app import Board, Guard, dashboard_app
 from orchestrator.views.serve import listen_on_port, serve_app
 from orchestrator.views.top.sample import TopSample, Watch
@@ -40,7 +40,7 @@ def dashboard(
     listening = listen_on_port(host, *([PORT, 0] if port is None else [port]))
     port = listening.getsockname()[1]
     guard = Guard(port, frozenset(name.lower() for name in (host, *names)))
-    url = f"http://{in_url(host)}:{port}/?token={guard.token}"
+    url = f"http://{host_in_url(host)}:{port}/?token={guard.token}"
     say(f"open {url}")
     if is_loopback(host):
         say(
@@ -72,7 +72,7 @@ class ClusterWatch:
         with self.lock:
             self.wanted_until = time.monotonic() + IDLE_SECONDS
             if self.sample is None:
-                transport = without_record(self.where)
+                transport = transport_without_record(self.where)
                 watch = Watch(transport, read_nodes(self.where.node_list), self.where)
                 watch.patience = LOOK_SECONDS
                 self.sample = watch.seen()
@@ -99,7 +99,7 @@ def redirect_page(url: str, port: int) -> Path:
             page.unlink()
 
     page.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    interrupt.before_exit(remove)
+    interrupt.call_before_exit(remove)
     files.replace_file(page, f'<meta http-equiv="refresh" content="0; url={html.escape(url)}">\n')
     return page
 

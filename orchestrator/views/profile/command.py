@@ -22,7 +22,7 @@ from orchestrator.common.text import plural
 from orchestrator.config.launch import Where
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import for_now
+from orchestrator.head.connect.reach import temporary_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output
@@ -43,7 +43,7 @@ from orchestrator.protocol.timing import ANSWER_SECONDS
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.traces import timeline
-from orchestrator.traces.timeline import TracedRank, of_rank, what_matters
+from orchestrator.traces.timeline import TracedRank, events_that_matter, trace_of_rank
 
 LAUNCH = "profile a new run: --set profiling.enabled=true, or orchestrator profile while it trains"
 
@@ -63,8 +63,8 @@ def profile(where: Where, wanted: str | None, steps: int, timeout: float) -> int
     with ProgressBar("reading traces", sum(path.stat().st_size for path in paths)) as progress:
         traces = read_traces(paths, progress.add)
     together = timeline.compare_ranks({trace.number: trace.rank for trace in traces})
-    data = {"directory": str(directory), **timeline.as_data(together)}
-    words = timeline.to_text(together, {trace.number: trace.host for trace in traces})
+    data = {"directory": str(directory), **timeline.overlap_as_data(together)}
+    words = timeline.overlap_to_text(together, {trace.number: trace.host for trace in traces})
     output.print_result(data, lambda _: f"{words}\neach rank, for ui.perfetto.dev: {directory}")
     return EXIT_DONE
 
@@ -94,7 +94,7 @@ def of_running(
     transport = backend_of(record).transport(record, where.ssh_config, where.connect_timeout)
     first = min(record.nodes, key=lambda node: node.first_rank)
     say(f"asking rank 0 on {first.name} for {plural(steps, 'step')} of {experiment.name}")
-    with for_now(transport, first) as channel:
+    with temporary_channel(transport, first) as channel:
         reply = wait_for_traces(channel, record, first.index, steps, timeout)
     lacking = fetch(transport, record, reply, experiment.path / "outputs")
     for reason in lacking:
@@ -182,7 +182,7 @@ def fetch(
     folder = Folder(outputs, private=True)
 
     def of_node(node: NodeRecord) -> dict[str, str]:
-        with for_now(transport, node) as channel:
+        with temporary_channel(transport, node) as channel:
             listing = channel.ask(Outputs(job=record.job, node=node.index), ANSWER_SECONDS)
             wanted = [file for file in listing.files if file.path.startswith(f"{reply.directory}/")]
             with progress.lock:
@@ -272,7 +272,7 @@ def read_traces(
 
 def read_one(path: Path, index: int) -> RankTrace:
     with timeline.open_trace(path) as trace:
-        rank = of_rank(what_matters(trace.events()))
+        rank = trace_of_rank(events_that_matter(trace.events()))
         number = trace.rank
         if number is None:
             named = re.search(r"rank_?(\d+)", path.name)

@@ -23,7 +23,7 @@ MOST_LINES = 8
 
 
 def report(where: Where, wanted: Sequence[str], *, out: Path | None, opened: bool) -> int:
-    sweep = journals.known_as(where.experiments, wanted[0]) if len(wanted) == 1 else None
+    sweep = journals.find_journal(where.experiments, wanted[0]) if len(wanted) == 1 else None
     if sweep is not None:
         text = page.page_of_members(members.read_members(sweep))
         return deliver(Experiment(sweep.path), text, out or sweep.path / NAME, opened=opened)

@@ -25,7 +25,7 @@ from orchestrator.head.screen import styles
 from orchestrator.head.screen.output import Table
 from orchestrator.head.status.row import command_of
 from orchestrator.records.experiment import JobRecord
-from orchestrator.records.metrics.curves import in_thousands
+from orchestrator.records.metrics.curves import count_in_thousands
 from orchestrator.records.outcome import JobVerdict
 from orchestrator.views.report import charts
 from orchestrator.views.report.members import Members
@@ -183,10 +183,10 @@ def speed_of_a_rank(run_data: RunData) -> dict[str, str]:
     """Return the speed per rank, by which runs of different sizes are compared."""
     speed = median(run_data.training, "tokens_per_s")
     ranks = sum(node.nproc for node in run_data.record.nodes)
-    return {"per second and rank": in_thousands(speed / ranks)} if speed and ranks else {}
+    return {"per second and rank": count_in_thousands(speed / ranks)} if speed and ranks else {}
 
 
-def clock(seconds: float) -> str:
+def clock_text(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(seconds))
 
 
@@ -286,9 +286,20 @@ TEMPLATES.globals["bar"] = {
     "Cluster": "/cluster",
     "Queue": "/queue",
 }
-TEMPLATES.filters["verdict"] = verdict.to_lines
+TEMPLATES.filters["verdict"] = verdict.verdict_to_lines
 for function in (
-    *(content_hash, cause, lasted, figures, runs_table, clock, written, since, nodes, what_was_run),
-    *(format_duration, in_thousands, command_of),
+    *(
+        content_hash,
+        cause,
+        lasted,
+        figures,
+        runs_table,
+        clock_text,
+        written,
+        since,
+        nodes,
+        what_was_run,
+    ),
+    *(format_duration, count_in_thousands, command_of),
 ):
     TEMPLATES.filters[function.__name__] = function

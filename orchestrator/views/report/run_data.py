@@ -106,7 +106,7 @@ def read_run_data(experiment: Experiment, others: int = 0) -> RunData:
 
 
 def read_training(outputs: Path, points: int) -> TrainingData:
-    path = trainers.of_first_rank(outputs)
+    path = trainers.file_of_first_rank(outputs)
     if path is None:
         return TrainingData()
     known, last = curves.rank_curves(path, points), trainers.read_last_values(path)
@@ -124,7 +124,7 @@ def manifest_of(experiment: Experiment) -> tuple[dict[str, Any], list[Moment]]:
 
 def unreadable_metrics(outputs: Path) -> Iterator[Moment]:
     """Yield the metrics that this login may not read: a container leaves them to root."""
-    path = trainers.of_first_rank(outputs)
+    path = trainers.file_of_first_rank(outputs)
     try:
         if path is not None:
             files.open_plain(path).close()

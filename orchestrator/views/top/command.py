@@ -15,9 +15,9 @@ from orchestrator.common.text import plural
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.machines.exec import OUTPUT_CLOSED
 from orchestrator.head.commands.stop import end_job
-from orchestrator.head.connect.reach import ask_once
+from orchestrator.head.connect.reach import ask_node
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.stop import to_text as to_words
+from orchestrator.head.follow.stop import receipts_to_text as to_words
 from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.nodes.node_list import read_nodes
 from orchestrator.head.screen import output
@@ -25,7 +25,7 @@ from orchestrator.head.screen import tracebacks as crash_dump
 from orchestrator.head.screen.failures import failure_lines
 from orchestrator.head.screen.log_reader import tail_lines, users_frames
 from orchestrator.head.screen.output import Terminal
-from orchestrator.head.status.status import FoundJob, without_record
+from orchestrator.head.status.status import FoundJob, transport_without_record
 from orchestrator.protocol.requests.follow import AskStuck
 from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment
@@ -45,7 +45,7 @@ STACK_SECONDS = 15.0
 def top(where: Where, *, once: bool, again: bool, seconds: float) -> int:
     if again and not output.as_json():
         raise UsageError("--watch goes with --json", "without both, the screen is live by itself")
-    transport = without_record(where)
+    transport = transport_without_record(where)
     nodes = read_nodes(where.node_list)
     watch = Watch(transport, nodes, where)
     with closing(watch):
@@ -75,7 +75,7 @@ def show(watch: Watch, *, every: float | None) -> int:
         sample = watch.observe()
         indent = 1 if every is None else None
         written = output.print_result(
-            table.to_json(sample), partial(to_text, sample), indent=indent
+            table.sample_to_json(sample), partial(to_text, sample), indent=indent
         )
         if not written and every is not None:
             # The reader has closed the pipe, such as `| head -1`.
@@ -93,7 +93,7 @@ def to_text(sample: TopSample, terminal: Terminal) -> str:
     silent = sum(node.checkup is None for node in sample.nodes)
     unseen = f"; {plural(silent, 'node')} did not answer" if silent else ""
     none = f"no job is seen{unseen}" if unseen else "no job runs there"
-    totals = table.totals(sample, terminal.width)
+    totals = table.totals_line(sample, terminal.width)
     parts = [totals, nodes, jobs if sample.jobs else none, "\n".join(lost)]
     return "\n\n".join(filter(None, parts))
 
@@ -114,9 +114,9 @@ def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
 
     watch.patience = PATIENCE_SECONDS
     # Without this, a killed process leaves mouse reporting on and the cursor hidden.
-    interrupt.undo_with(output.terminal_restorer())
+    interrupt.undo_on_interrupt(output.terminal_restorer())
     Top(watch.observe, watch.seen(), seconds, actions, closer, alone).run()
-    interrupt.undo_with(None)
+    interrupt.undo_on_interrupt(None)
     return EXIT_DONE
 
 
@@ -159,7 +159,7 @@ def stack_lines(
     record = found.read_record()
     node = next(node for node in record.nodes if node.index == rank.index)
     question = AskStuck(job=record.job, node=rank.index)
-    stuck = ask_once(transport, node, question, STACK_SECONDS).stuck.get(rank.rank)
+    stuck = ask_node(transport, node, question, STACK_SECONDS).stuck.get(rank.rank)
     if stuck is None or not stuck.stacks.strip():
         reason = "it does not run, it is no Python program, or it hangs in the kernel"
         return [f"rank {rank.rank} has not answered: {reason}"]
@@ -168,7 +168,7 @@ def stack_lines(
 
 def users_stack(stacks: str, tree: str) -> Sequence[str]:
     """Return the user's frames of each thread, the main thread first."""
-    threads = crash_dump.in_text(stacks, tree).strip().split("\n\n")
+    threads = crash_dump.own_paths_in_text(stacks, tree).strip().split("\n\n")
     lines: list[str] = []
     # faulthandler writes the main thread last.
     for thread in reversed(threads):

@@ -103,7 +103,7 @@ class Watch:
     sought_at: float = float("-inf")
 
     def __post_init__(self) -> None:
-        fleet.need_room_for(self.nodes)
+        fleet.need_room_for_nodes(self.nodes)
         self.watched = [WatchedNode(node, self.transport) for node in self.nodes]
 
     def observe(self) -> TopSample:

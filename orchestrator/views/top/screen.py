@@ -151,7 +151,7 @@ class LinesScreen(ModalScreen[None]):
             self.log_of.write(Text(printable_text(line)))
 
 
-class Closer(ModalScreen[None]):
+class DetailScreen(ModalScreen[None]):
     """Shows the ranks of a job, or the GPUs and processes of a node."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -194,7 +194,7 @@ class Closer(ModalScreen[None]):
         else:
             problem = " -> ".join(filter(None, [self.of.problem, self.of.fix]))
             words = f"{self.of.name}   {problem}"
-            self.items = table.parts_of(self.of)
+            self.items = table.rows_of_node(self.of)
             columns = table.PARTS
         self.heading.update(Text(printable_text(words)))
         columns = columns.fitted(self.items, self.app.size.width)
@@ -252,7 +252,7 @@ class Top(App[None]):
     #nodes { height: auto; max-height: 65%; }
     #jobs { height: auto; max-height: 30%; margin-top: 1; }
     #filter { display: none; height: 1; border: none; }
-    Closer, LinesScreen { background: $background; }
+    DetailScreen, LinesScreen { background: $background; }
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class Top(App[None]):
 
     def show(self, sample: TopSample) -> None:
         self.sample = sample
-        words = table.totals(sample, self.size.width)
+        words = table.totals_line(sample, self.size.width)
         words += f", only rows with {self.filter.value!r}" if self.filter.value else ""
         self.heading.update(Text(words))
         self.shown = (
@@ -328,13 +328,13 @@ class Top(App[None]):
             job = next((job for job in sample.jobs if job.job == self.alone), None)
             if job is not None and not self.seen:
                 self.seen = True
-                self.push_screen(Closer(job))
+                self.push_screen(DetailScreen(job))
             elif job is None and self.seen:
                 answered = all(node.checkup for node in sample.nodes)
                 if answered or self.actions.over(self.alone):
                     self.exit()
         for screen in self.screen_stack:
-            if isinstance(screen, Closer) and screen.is_mounted:
+            if isinstance(screen, DetailScreen) and screen.is_mounted:
                 screen.update(sample)
 
     # -- keys --------------------------------------------------------------------------------
@@ -355,10 +355,10 @@ class Top(App[None]):
     def on_data_table_row_selected(self) -> None:
         """Show the ranks of a job, or the GPUs and processes of a node."""
         if node := self.node():
-            self.push_screen(Closer(node))
+            self.push_screen(DetailScreen(node))
         elif job := self.job():
             self.closer(job.job)
-            self.push_screen(Closer(job))
+            self.push_screen(DetailScreen(job))
 
     def action_log(self) -> None:
         if node := self.node():

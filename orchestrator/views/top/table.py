@@ -15,7 +15,7 @@ from orchestrator.head.screen.progress import join_parts
 from orchestrator.protocol.facts import Gpu, Holder
 from orchestrator.protocol.message import encode_value
 from orchestrator.protocol.requests.claims import SLOT, WAITING, ClaimEntry
-from orchestrator.records.metrics.curves import in_thousands
+from orchestrator.records.metrics.curves import count_in_thousands
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top.sample import CONNECTING, JobSample, NodeSample, TopSample
 
@@ -138,7 +138,7 @@ NODES: Table[NodeSample] = Table(
 # -- all nodes together ---------------------------------------------------------------------------
 
 
-def totals(sample: TopSample, width: int | None) -> str:
+def totals_line(sample: TopSample, width: int | None) -> str:
     """Return one line about the whole cluster: its nodes, GPUs and jobs."""
     every = text.plural(len(sample.nodes), "node")
     reached = sum(node.checkup is not None for node in sample.nodes)
@@ -183,7 +183,7 @@ class DetailRow:
     pid: int | None = None
 
 
-def parts_of(node: NodeSample) -> list[DetailRow]:
+def rows_of_node(node: NodeSample) -> list[DetailRow]:
     """Return each GPU of a node with its processes, then the users of its processors."""
     parts = []
     holders = (node.checkup.holders or ()) if node.checkup is not None else ()
@@ -240,7 +240,7 @@ def loss_words(job: JobSample) -> Cell:
 def speed_words(job: JobSample) -> str:
     if job.rate is None:
         return "-"
-    return f"{in_thousands(job.rate)} {job.unit}/s"
+    return f"{count_in_thousands(job.rate)} {job.unit}/s"
 
 
 def place_words(job: JobSample) -> str:
@@ -359,7 +359,7 @@ def rate(value: float | None) -> str:
     return "-" if value is None else f"{text.format_bytes(value)}/s"
 
 
-def to_json(sample: TopSample) -> dict[str, Any]:
+def sample_to_json(sample: TopSample) -> dict[str, Any]:
     nodes = []
     for node in sample.nodes:
         known: dict[str, Any] = {"name": node.name, "reached": node.checkup is not None}

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_STOPPED, UsageError
 from orchestrator.common.files import open_plain
-from orchestrator.common.hosts import in_url, is_loopback
+from orchestrator.common.hosts import host_in_url, is_loopback
 from orchestrator.common.text import plural
 from orchestrator.config.launch import Where
-from orchestrator.config.parse import one_of
+from orchestrator.config.parse import check_one_of
 from orchestrator.head.screen.output import say
 from orchestrator.head.status.status import find_experiment
 from orchestrator.records import experiments
@@ -37,7 +37,7 @@ LONGEST_TOKEN = 4096
 def track(where: Where, wanted: str | None, names: Sequence[str], options: Sequence[str]) -> int:
     """Send the metrics of a job to trackers until it is over, or until Ctrl-C."""
     for name in names:
-        one_of("--to", name, tuple(KNOWN))
+        check_one_of("--to", name, tuple(KNOWN))
         import_tracker(KNOWN[name].package, KNOWN[name].imports)
     parameters = parsed(options, names)
     experiment = find_experiment(where, wanted)
@@ -138,7 +138,7 @@ def metrics(where: Where, host: str, port: int, token_file: Path | None) -> int:
     from orchestrator.views.track import exposition
 
     listening = listen_on_port(host, port)
-    say(f"http://{in_url(host)}:{listening.getsockname()[1]}/metrics, until Ctrl-C")
+    say(f"http://{host_in_url(host)}:{listening.getsockname()[1]}/metrics, until Ctrl-C")
     jobs = exposition.Exposition(where)
     serve_app(exposition.metrics_app(jobs, token), listening)
     return EXIT_DONE

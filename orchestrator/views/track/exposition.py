@@ -147,7 +147,7 @@ def of_job(record: JobRecord, labels: dict[str, str]) -> Iterator[Metric]:
     yield "job_attempt", labels, record.attempt
     yield "job_started_timestamp_seconds", labels, record.started
     # The goodput of a program that reports nothing is unknown.
-    if goodput.in_words(record.goodput):
+    if goodput.shares_in_words(record.goodput):
         whole = sum(record.goodput.values())
         yield "job_goodput_ratio", labels, record.goodput.get("training", 0.0) / whole
 

@@ -12,7 +12,7 @@ from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.requests import follow as profiling
 from orchestrator.protocol.requests.follow import ProfileRequest, ProfileState
 from orchestrator.traces import timeline
-from orchestrator.traces.timeline import TraceEvent, of_rank, what_matters
+from orchestrator.traces.timeline import TraceEvent, events_that_matter, trace_of_rank
 from tests.engine.worlds import Job, run
 
 pytestmark = pytest.mark.slow
@@ -47,7 +47,7 @@ def asking(run_dir: RunDir, trace: ProfileRequest, states: list[ProfileState]) -
 
 def traced(path: Path) -> tuple[dict[str, Any], list[TraceEvent]]:
     with timeline.open_trace(path) as trace:
-        events = list(what_matters(trace.events()))
+        events = list(events_that_matter(trace.events()))
         return trace.about, events
 
 
@@ -74,7 +74,7 @@ def test_all_ranks_trace_requested_steps(tmp_path: Path, monkeypatch: pytest.Mon
     for rank, name in enumerate(names):
         about, events = traced(directory / name)
         assert (about["rank"], about["first"], about["last"]) == (rank, reply.first, reply.last)
-        found = of_rank(events)
+        found = trace_of_rank(events)
         assert found.steps == REQUEST_FILE.steps
         assert found.compute_ms > 0 and found.communication_ms > 0
         assert "orchestrator: optimizer" in {event.name for event in events}

@@ -13,7 +13,7 @@ from moto.server import ThreadedMotoServer
 from orchestrator.common.errors import CheckFailed
 from orchestrator.engine.saving import mirror
 from orchestrator.engine.saving.mirror import Mirror
-from orchestrator.engine.saving.ownership import TrainingRun, is_of
+from orchestrator.engine.saving.ownership import TrainingRun, is_of_run
 from orchestrator.records import checkpoint_store
 from tests.engine.core.test_parity import fsdp
 from tests.engine.saving.test_resume import STEPS, job, losses, saving
@@ -52,7 +52,7 @@ OWN = TrainingRun("own")
 
 def copied(url: str, places: Sequence[Path], keep: int = 2) -> None:
     for place in places:
-        copies = Mirror(url, keep, partial(is_of, OWN))
+        copies = Mirror(url, keep, partial(is_of_run, OWN))
         copies.copy(place, list(FILES), whole=True)
         copies.close()
 
@@ -103,7 +103,7 @@ class Slow(Mirror):
     def __init__(self, url: str) -> None:
         self.copies: list[str] = []
         self.begun, self.goes_on = threading.Event(), threading.Event()
-        super().__init__(url, 1, partial(is_of, OWN))
+        super().__init__(url, 1, partial(is_of_run, OWN))
 
     def _copy(self, checkpoint: Path, names: Sequence[str], *, whole: bool) -> None:
         self.begun.set()
@@ -130,7 +130,7 @@ def test_mirror_skips_to_newest_and_reports_failure_once(
 
 def test_unusable_url_is_refused() -> None:
     with pytest.raises(CheckFailed, match="nowhere://x cannot be opened: "):
-        Mirror("nowhere://x", 1, partial(is_of, OWN))
+        Mirror("nowhere://x", 1, partial(is_of_run, OWN))
 
 
 @pytest.fixture(scope="session")

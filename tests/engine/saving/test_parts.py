@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from orchestrator.engine import train
-from orchestrator.protocol.events import UNSAVED, RankSlow, from_report
+from orchestrator.protocol.events import UNSAVED, RankSlow, event_from_report
 from orchestrator.protocol.message import parse_object
 from tests.engine.core.test_parity import fsdp
 from tests.engine.saving.test_resume import STEPS, checkpoints, job, losses, resumed, saving
@@ -170,7 +170,7 @@ def test_node_without_room_is_reported_at_once_and_at_end(
     else:
         # The other node has all of it.
         assert on_disk(tight, 0, 6) == [".metadata", "__0_0.distcp", "manifest.json"]
-    event = from_report(parse_object((tight.path / "reports").read_bytes().splitlines()[0]))
+    event = event_from_report(parse_object((tight.path / "reports").read_bytes().splitlines()[0]))
     assert isinstance(event, RankSlow) and why in event.text
     assert (event.cause, event.who, event.node, event.step) == (UNSAVED, 1, 1, 2)
 

@@ -100,7 +100,7 @@ def test_table_has_site_column_only_if_list_has_sites(machines: list[Machine]) -
     lines = to_text([*machines, lost, sited], PLAIN).splitlines()
     ends = [line.split()[-1] for line in lines[:6]]
     assert ends == ["SITE", "-", "-", "-", "hall2", "hall1"]
-    assert [machine.to_json(each)["site"] for each in (lost, sited)] == ["hall2", "hall1"]
+    assert [machine.machine_to_json(each)["site"] for each in (lost, sited)] == ["hall2", "hall1"]
 
 
 @pytest.mark.cluster
@@ -113,9 +113,9 @@ def test_gpu_text_tells_slurm_allocation_from_hardware() -> None:
 @pytest.mark.cluster
 def test_json_round_trips_every_field(machines: list[Machine]) -> None:
     for each in machines:
-        data = json.loads(json.dumps(machine.to_json(each)))
+        data = json.loads(json.dumps(machine.machine_to_json(each)))
         assert set(data) == set(Machine.__annotations__)
-        assert machine.from_json(data) == each
+        assert machine.machine_from_json(data) == each
 
 
 def test_every_table_shows_fix_for_refused_login() -> None:
@@ -124,7 +124,7 @@ def test_every_table_shows_fix_for_refused_login() -> None:
     shown = NodeSample("gone", problem=error.what, fix=error.fix)
     for text in (
         lost_reasons([machine.lost_machine(lost, error)], 1),
-        stop.to_text(receipts),
+        stop.receipts_to_text(receipts),
         stop.preview_stop(receipts, Path("/experiments")),
         top.to_text(TopSample(0.0, (shown,), ()), PLAIN),
         warm_text([(lost, error)], PLAIN),

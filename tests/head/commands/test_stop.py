@@ -12,7 +12,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
 from orchestrator.head.commands import stop
 from orchestrator.head.connect.transport import Transport
-from orchestrator.head.follow.stop import Receipt, to_text
+from orchestrator.head.follow.stop import Receipt, receipts_to_text
 from orchestrator.head.nodes.node_list import Node, parse_nodes
 from orchestrator.head.screen import output
 from orchestrator.head.status import status
@@ -84,7 +84,7 @@ def test_to_text_merges_equal_receipts() -> None:
         for number in range(1, 41)
     ]
     receipts[6] = Receipt(node="gpu7", job="lm", took=2.0, left=(7, 8))
-    assert to_text(receipts).splitlines() == [
+    assert receipts_to_text(receipts).splitlines() == [
         "gpu[1-6,8-40]: lm: ended 1 process in 4.0 s, nothing left",
         "gpu7: lm: STILL ALIVE: 7, 8",
     ]
@@ -96,7 +96,7 @@ def test_to_text_names_shared_memory_that_stays() -> None:
     )
     assert receipt.proved
     said = "a: lm: ended 1 process in 1.0 s, nothing left; shared memory stays there: /dev/shm/x"
-    assert to_text([receipt]) == said
+    assert receipts_to_text([receipt]) == said
 
 
 LIVES = Receipt(node="a", job="lm-1", left=(7, 8), experiment="/home/me/experiments/lm")
@@ -185,7 +185,7 @@ def test_preview_lists_job_once_per_machine(
         took=0.1,
     )
     answer = StopReceipts(receipts=(proof, proof.replace(node=1, left=(9,))))
-    monkeypatch.setattr(stop.stopping, "ask_once", lambda *_: answer)
+    monkeypatch.setattr(stop.stopping, "ask_node", lambda *_: answer)
     nodes = parse_nodes("127.0.0.[2-3]\n", "list")
     # The patched ask_once answers for each node.
     nobody = cast(Transport, None)

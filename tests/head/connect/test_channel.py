@@ -18,7 +18,7 @@ from orchestrator.common.errors import NodeError
 from orchestrator.head.connect import beats, channel
 from orchestrator.head.connect import reach as reaching
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.connect.reach import ask_once, open_channel, reach_node
+from orchestrator.head.connect.reach import ask_node, open_channel, reach_node
 from orchestrator.head.connect.ssh_config import Destination
 from orchestrator.head.connect.subprocess_transport import LocalTransport, ProcessConnection
 from orchestrator.head.nodes import library, server_command
@@ -165,7 +165,7 @@ def test_ask_once_works_without_nodes_environment(tmp_path: Path) -> None:
     """It was renamed, or its disk is away: the job that runs in it must be ended all the same."""
     node = Node("here", activate=f"script:{tmp_path}/gone", wrap="env INSIDE=1")
     question = AskJobState(job="job", node=0)
-    assert ask_once(LocalTransport(), node, question, 30).state == "unknown there"
+    assert ask_node(LocalTransport(), node, question, 30).state == "unknown there"
     probe = Probe(cwd="/", workdir=None, peers=(), target=Target(kind="program", name="sh"))
     # The node starts no process without it.
     with pytest.raises(NodeError, match="there is no file"):
@@ -173,7 +173,7 @@ def test_ask_once_works_without_nodes_environment(tmp_path: Path) -> None:
     # The first reason is reported.
     with pytest.raises(NodeError, match="there is no file"):
         missing = replace(node, python="/no/such/python")
-        ask_once(LocalTransport(), missing, AskJobState(job="job", node=0), 30)
+        ask_node(LocalTransport(), missing, AskJobState(job="job", node=0), 30)
 
 
 def test_beats_reach_node_while_head_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def connect(number):
     opened.append(socket.socket())
     return number
 try:
-    fleet.need_room_for(range(100))
+    fleet.need_room_for_nodes(range(100))
 except UsageError as error:
     print(error)
 for result in fleet.map_parallel(range(100), connect):

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.doctor.examination import CHECKS, Diagnosis, judge_case, to_json, to_text
+from orchestrator.head.doctor.examination import (
+    CHECKS,
+    Diagnosis,
+    diagnosis_to_json,
+    diagnosis_to_text,
+    judge_case,
+)
 from orchestrator.head.doctor.findings import (
     BAD,
     UNKNOWN,
@@ -430,20 +436,20 @@ def test_failure_on_many_nodes_is_one_finding() -> None:
 
 
 def test_to_text_prints_findings_and_hints(sick: Diagnosis) -> None:
-    lines = to_text(sick).splitlines()
+    lines = diagnosis_to_text(sick).splitlines()
     assert lines[-1].startswith("5 nodes, all checks") and lines[-1].endswith("2 BAD, 1 warn")
     advice = lines.index("       -> is sshd running?")
     assert lines[advice + 1] == "          or is it off?"
-    assert "->" not in to_text(sick, hints=False)
-    assert "\x1b[1;31mBAD" in to_text(sick, Terminal(color=True))
-    assert to_text(judge_case(case(), 0.0)).endswith(
+    assert "->" not in diagnosis_to_text(sick, hints=False)
+    assert "\x1b[1;31mBAD" in diagnosis_to_text(sick, Terminal(color=True))
+    assert diagnosis_to_text(judge_case(case(), 0.0)).endswith(
         " s: all is well\n  checked: reach, python, torch, nccl, driver, gpus, ours, workdir, disk,"
         " shm, limits, clock, net, mtu, port, names"
     )
 
 
 def test_to_json_lists_checks_per_node(sick: Diagnosis) -> None:
-    told = to_json(sick)
+    told = diagnosis_to_json(sick)
     assert (told["ok"], told["full"]) == (False, True)
     assert told["nodes"][2]["checks"]["torch"] == "bad"
     assert told["nodes"][4] == {
@@ -455,7 +461,7 @@ def test_to_json_lists_checks_per_node(sick: Diagnosis) -> None:
 
 def test_quick_examination_omits_full_checks() -> None:
     quick = judge_case(case(full=False), 0.0)
-    assert not {"busy", "code", "links"} & to_json(quick)["nodes"][0]["checks"].keys()
+    assert not {"busy", "code", "links"} & diagnosis_to_json(quick)["nodes"][0]["checks"].keys()
 
 
 @pytest.mark.parametrize("check", list(CHECKS.values()), ids=list(CHECKS))

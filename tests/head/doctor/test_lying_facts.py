@@ -15,7 +15,7 @@ from orchestrator.head.nodes import machine
 from orchestrator.head.nodes.facts import Facts, ProbedNode
 from orchestrator.head.nodes.node_list import parse_nodes
 from orchestrator.head.plan import plan
-from orchestrator.head.plan.dry_run import to_json, to_text
+from orchestrator.head.plan.dry_run import plan_to_json, plan_to_text
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.requests.machine import Probed
@@ -57,7 +57,7 @@ def test_plan_and_examination_survive_any_facts(
     try:
         request = LaunchRequest(Where(), Config(launch=Launch()), target, (), ())
         made_plan = plan.plan_job(request, nodes, "job", "/x")
-        assert to_text(made_plan) and json.dumps(to_json(made_plan))
+        assert plan_to_text(made_plan) and json.dumps(plan_to_json(made_plan))
     except OrchestratorError as error:
         assert error.what
     addresses, problem = examination.find_addresses(nodes)
@@ -70,8 +70,10 @@ def test_plan_and_examination_survive_any_facts(
         network_error=problem,
         silent={},
     )
-    assert examination.to_json(examination.judge_case(case, 0.0))["nodes"][0]["checks"]["torch"]
+    assert examination.diagnosis_to_json(examination.judge_case(case, 0.0))["nodes"][0]["checks"][
+        "torch"
+    ]
     described = machine.describe_machine(nodes[0], checkup)
-    assert machine.gpu_text(described) is not None and machine.to_json(described)
+    assert machine.gpu_text(described) is not None and machine.machine_to_json(described)
     machine.network_text(described)
     machine.disk_text(described)

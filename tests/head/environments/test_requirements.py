@@ -14,7 +14,7 @@ from orchestrator.head.environments import wheels
 from orchestrator.head.environments.command import BuildOutcome, how_to_activate, kind_of
 from orchestrator.head.environments.wheels import Kind, Requirements
 from orchestrator.head.screen import output
-from orchestrator.head.transfer.tree import of_files
+from orchestrator.head.transfer.tree import tree_of_files
 from orchestrator.protocol.requests.environments import EnvironmentState
 
 LINUX = Kind((3, 11), "x86_64", "glibc 2.36")
@@ -133,13 +133,15 @@ def test_wheels_for_downloads_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file.write_text("mine\n")
     sources = wheels.read_requirements((str(file),), (str(links),), index=False)
     said: list[str] = []
-    with output.heard_by(said.append):
+    with output.messages_to(said.append):
         directory = wheels.wheels_for(HERE, sources)
     names = ["mine-1.0-py3-none-any.whl", "other-2.1-py3-none-any.whl"]
     assert sorted(path.name for path in directory.iterdir()) == names
-    assert [entry.path.decode() for entry in of_files(directory, lambda _: 0o644).entries] == names
+    assert [
+        entry.path.decode() for entry in tree_of_files(directory, lambda _: 0o644).entries
+    ] == names
     (links / "mine-1.0-py3-none-any.whl").unlink()
-    with output.heard_by(said.append):
+    with output.messages_to(said.append):
         assert wheels.wheels_for(HERE, sources) == directory
     # One of the messages is about uv, which no index had.
     assert len(said) == 2

@@ -19,7 +19,7 @@ from orchestrator.records.experiment import JobRecord, NodeRecord
 def said() -> Iterator[list[str]]:
     """The messages for the user, without colours."""
     messages: list[str] = []
-    with output.heard_by(lambda text: messages.append(clean_line(text))):
+    with output.messages_to(lambda text: messages.append(clean_line(text))):
         yield messages
 
 

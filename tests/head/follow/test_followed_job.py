@@ -12,7 +12,7 @@ from orchestrator.head.follow.reports import Reports
 from orchestrator.head.follow.streams.updates import Happened
 from orchestrator.head.follow.verdict import Failure
 from orchestrator.head.screen.screen import Display, Screen
-from orchestrator.protocol.events import Ended, from_data
+from orchestrator.protocol.events import Ended, event_from_data
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 NODES = [
@@ -40,7 +40,7 @@ def test_early_exit_is_cause_of_later_failures(
     left = {"time": 1004.0, "rank": 1, "local": 0, "pid": 7, "asked": asked, **how}
     if how["event"] == "rank_finished":
         del left["pid"]
-    Reports(job).handle(Happened(1, from_data(left)))
+    Reports(job).handle(Happened(1, event_from_data(left)))
     cause = cause_of(job)
     assert cause is not None
     assert (cause.kind, cause.node) == (("link", 0) if asked else ("ended_early", 1))
@@ -87,7 +87,7 @@ def test_slow_rank_is_recorded_once(tmp_path: Path) -> None:
         "node": 1, "step": 0, "text": "node 1: its disk is slow",
     }  # fmt: skip
     for _ in range(2):
-        Reports(job).handle(Happened(1, from_data(event)))
+        Reports(job).handle(Happened(1, event_from_data(event)))
     assert [(slow.cause, slow.step, slow.time) for slow in job.record.slow] == [
         ("disk", None, 2000.0)
     ]

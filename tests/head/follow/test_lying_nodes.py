@@ -170,7 +170,7 @@ def test_any_events_end_in_record_and_verdict(
         run.reports.handle(
             Happened(
                 0,
-                events.from_data(json.loads(json.dumps(events.to_data(event)))),
+                events.event_from_data(json.loads(json.dumps(events.event_to_data(event)))),
             )
         )
     run.reports.handle(Over(0))
@@ -180,7 +180,7 @@ def test_any_events_end_in_record_and_verdict(
     assert written.state == run.record.state
     assert written.nodes[0].clock == (clock if abs(clock) > CLOCK_IS_OFF_SECONDS else 0.0)
     if written.verdict is not None:
-        assert verdicts.to_lines(written.verdict)
+        assert verdicts.verdict_to_lines(written.verdict)
 
 
 def test_unproved_end_may_still_run_on_its_node(follow: Follow) -> None:

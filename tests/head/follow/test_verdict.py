@@ -8,9 +8,9 @@ from orchestrator.head.follow.verdict import (
     Failure,
     conclude_verdict,
     find_cause,
-    not_started,
     stopped_verdict,
-    to_lines,
+    unstarted_verdict,
+    verdict_to_lines,
 )
 from orchestrator.protocol.events import Ended, RankEnded
 from orchestrator.protocol.message import decode_value
@@ -24,12 +24,12 @@ def of_rank(node: int, name: str, event: dict[str, Any], time: float) -> Failure
     """
     fields = dict(event)
     words, ahead = fields.pop("words", ""), fields["time"] - time
-    return verdict.of_rank(node, name, decode_value(RankEnded, fields, ahead=ahead), words)
+    return verdict.failure_of_rank(node, name, decode_value(RankEnded, fields, ahead=ahead), words)
 
 
 def of_torchrun(node: int, name: str, event: dict[str, Any], time: float) -> Failure:
     fields = {"time": time, "why": "", "ranks": {}, "killed": {}, "left": [], **event}
-    return verdict.of_torchrun(node, name, decode_value(Ended, fields))
+    return verdict.failure_of_torchrun(node, name, decode_value(Ended, fields))
 
 
 def ended(code: int, error: dict[str, Any] | None = None, rank: int = 3) -> dict[str, Any]:
@@ -227,14 +227,14 @@ def test_misspelt_interface_is_no_machine_fault() -> None:
         "Unable to find interface for: [nope0]",
         "Bootstrap : no socket interface found",
     ):
-        assert not failure_kinds.of_a_machine("communication", f"RuntimeError: {message}")
-    assert failure_kinds.of_a_machine("communication", "RuntimeError: connection refused")
+        assert not failure_kinds.is_of_machine("communication", f"RuntimeError: {message}")
+    assert failure_kinds.is_of_machine("communication", "RuntimeError: connection refused")
 
 
 def test_hang_without_node_names_job() -> None:
     told = verdict_of([Failure(None, "", None, 0.0, "hang", "no progress for 8 s: all wait")], 0)
-    assert "the cause: the job, " in to_lines(told)[0]
-    assert to_lines(told)[0].endswith(": no progress for 8 s: all wait")
+    assert "the cause: the job, " in verdict_to_lines(told)[0]
+    assert verdict_to_lines(told)[0].endswith(": no progress for 8 s: all wait")
 
 
 def test_kill_outranks_earlier_exception() -> None:
@@ -316,10 +316,10 @@ CUDA kernel errors might be asynchronously reported at some other API call."""
     words = "srcIndex < srcSelectDimSize is false in indexSelectSmallIndex"
     assert verdict.message == f"AcceleratorError: CUDA error: device-side assert triggered: {words}"
     assert "CUDA_LAUNCH_BLOCKING=1" in verdict.fix
-    assert not failure_kinds.of_a_machine("gpu_error", verdict.message)
+    assert not failure_kinds.is_of_machine("gpu_error", verdict.message)
     illegal = "AcceleratorError: CUDA error: an illegal memory access was encountered"
-    assert failure_kinds.of_text(illegal) == "gpu_error"
-    assert failure_kinds.of_a_machine("gpu_error", illegal)
+    assert failure_kinds.kind_of_text(illegal) == "gpu_error"
+    assert failure_kinds.is_of_machine("gpu_error", illegal)
 
 
 GONE = (
@@ -352,7 +352,7 @@ def test_driver_report_decides_gpu_fault(
     verdict = verdict_of([failure], 1)
     assert (verdict.kind, verdict.message) == (kind, message)
     assert not failure.echo
-    assert failure_kinds.of_a_machine(kind, message) == (kind != "exception")
+    assert failure_kinds.is_of_machine(kind, message) == (kind != "exception")
     assert ("# before b in the node list" in verdict.fix) == (kind == "gpu_fault")
 
 
@@ -620,7 +620,7 @@ def test_verdict_counts_same_and_caused_failures() -> None:
     told = verdict_of(failures, 10)
     assert (told.rank, told.same, told.others) == (0, (2,), 7)
     assert told.also == (Cause(rank=3, node=0, message="another"),)
-    assert to_lines(told)[1:] == [
+    assert verdict_to_lines(told)[1:] == [
         "  the same on rank 2",
         "  rank 3 on node 0 failed by itself too: another",
         "  7 other ranks failed as a consequence",
@@ -647,10 +647,10 @@ def test_excerpt_keeps_end_and_message_of_traceback() -> None:
 
 
 def test_not_started_and_stopped_name_no_node() -> None:
-    told = not_started("b: No space left on device", 1.0)
+    told = unstarted_verdict("b: No space left on device", 1.0)
     assert (told.kind, told.node, told.rank) == ("disk_full", None, None)
-    assert to_lines(told)[-1].startswith("what to do: free some space")
-    assert not_started("b: what?", 1.0).kind == "start"
+    assert verdict_to_lines(told)[-1].startswith("what to do: free some space")
+    assert unstarted_verdict("b: what?", 1.0).kind == "start"
     assert (stopped_verdict("Ctrl-C", 1.0).kind, stopped_verdict("Ctrl-C", 1.0).fix) == (
         "stopped",
         "",
@@ -661,10 +661,10 @@ def test_of_silent_blames_silent_node() -> None:
     """Nodes 1 and 2 report silence of node 0; node 0 is the unreachable one."""
     told = Failure(1, "b", None, 10.0, "lost", "no word between node 1 and node 0 for 6 s")
     other = Failure(2, "c", 2, 11.0, "signal", "killed by signal 9 (SIGKILL)")
-    named = verdict.of_silent([told, other], [(0, "a")])
+    named = verdict.blame_silent_node([told, other], [(0, "a")])
     assert [(one.node, one.node_name) for one in named] == [(0, "a"), (2, "c")]
-    assert verdict.of_silent([told, other], []) == [told, other]
-    assert verdict.of_silent([told], [(1, "b"), (0, "a")]) == [told]
+    assert verdict.blame_silent_node([told, other], []) == [told, other]
+    assert verdict.blame_silent_node([told], [(1, "b"), (0, "a")]) == [told]
 
 
 def test_cause_of_equal_failures_is_earliest() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.init.machines import with_torch
+from orchestrator.head.init.machines import node_with_torch
 from orchestrator.head.nodes.node_list import Node, read_nodes
 from tests.conftest import Cluster
 from tests.head.environments.test_requirements import wheel
@@ -170,8 +170,8 @@ def test_wizard_bootstraps_machines_without_torch(
 def test_with_torch_names_another_python_that_has_it() -> None:
     node, venv = Node("a"), ("~/venv/bin/python", "/a path/python")
     made = ("~/.orchestrator/environments/newest/bin/python",)
-    assert with_torch(facts(torch="", torch_elsewhere=venv), node).python == venv[0]
-    assert with_torch(facts(torch="", torch_elsewhere=made), node).activate == "bootstrap"
-    assert with_torch(facts(torch_elsewhere=venv), node) == node
+    assert node_with_torch(facts(torch="", torch_elsewhere=venv), node).python == venv[0]
+    assert node_with_torch(facts(torch="", torch_elsewhere=made), node).activate == "bootstrap"
+    assert node_with_torch(facts(torch_elsewhere=venv), node) == node
     wrapped = replace(node, wrap="docker exec -i a")
-    assert with_torch(facts(torch="", torch_elsewhere=venv), wrapped) == wrapped
+    assert node_with_torch(facts(torch="", torch_elsewhere=venv), wrapped) == wrapped

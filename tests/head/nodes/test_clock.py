@@ -41,7 +41,7 @@ def test_received_converts_times_to_head_clock(off: float) -> None:
 def test_events_and_errors_are_converted() -> None:
     error = {"type": "E", "message": "m", "traceback": "t", "time": NOW + HOURS - 1}
     line = {"event": "rank_ended", "time": NOW + HOURS, "rank": 0, "local": 0, "pid": 1, "code": 1}
-    event = events.from_data({**line, "error": error}, HOURS)
+    event = events.event_from_data({**line, "error": error}, HOURS)
     assert isinstance(event, events.RankEnded) and event.error is not None
     assert (event.time, event.error.time) == (NOW, NOW - 1)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from orchestrator.common.errors import UsageError
-from orchestrator.head.nodes.node_list import choose_nodes, in_words, parse_nodes
+from orchestrator.head.nodes.node_list import choose_nodes, indices_in_words, parse_nodes
 
 NODES = parse_nodes("gpu1\ngpu2 spare\nbob@gpu3\ngpu3:2222\n7\n", "list")
 
@@ -33,5 +33,5 @@ def test_choose_refuses_unknown_node(wanted: str) -> None:
 
 
 def test_in_words_merges_numbers() -> None:
-    assert in_words([3]) == "node 3"
-    assert in_words([0, 1, 2, 5]) == "nodes 0-2, 5"
+    assert indices_in_words([3]) == "node 3"
+    assert indices_in_words([0, 1, 2, 5]) == "nodes 0-2, 5"

@@ -16,7 +16,7 @@ from orchestrator.config.schema import Config, DistributedConfig, FsdpConfig, Nc
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import parse_nodes
 from orchestrator.head.plan import plan
-from orchestrator.head.plan.dry_run import quote_word, shell_lines, to_json, to_text
+from orchestrator.head.plan.dry_run import plan_to_json, plan_to_text, quote_word, shell_lines
 from orchestrator.head.plan.model import EnvSetting, Plan
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.protocol.spec import Target
@@ -453,7 +453,7 @@ def test_torchrun_parses_pasted_command() -> None:
 
 def test_to_text_shows_plan() -> None:
     machines = change(found("a slots=2\nb slots=1"), 0, port=29501)
-    text = to_text(replace(make(machines), spares=("c",)))
+    text = plan_to_text(replace(make(machines), spares=("c",)))
     head, first, second = text.rstrip("\n").split("\n\n")
     assert head.splitlines() == [
         "# 2 nodes, 3 ranks, fork start, master 10.0.0.1:29501",
@@ -477,18 +477,22 @@ def test_to_text_keeps_node_text_in_comments() -> None:
         nodes=(replace(made.nodes[0], settings=(setting,), unset=("B\nhalt",), paste=("true",)),),
     )
     shell = subprocess.run(
-        ["bash", "-c", f"halt() {{ echo called; }}; rm() {{ echo called; }}\n{to_text(lying)}"],
+        [
+            "bash",
+            "-c",
+            f"halt() {{ echo called; }}; rm() {{ echo called; }}\n{plan_to_text(lying)}",
+        ],
         capture_output=True,
         text=True,
         check=False,
     )
     assert "called" not in shell.stdout
-    assert "# note: torch 2 rm -rf ~ rm -rf /" in to_text(lying)
+    assert "# note: torch 2 rm -rf ~ rm -rf /" in plan_to_text(lying)
 
 
 def test_to_json_shows_plan() -> None:
     made = make(found("a slots=2\nb slots=1"), Target("auto", "train.py", ("a b",)))
-    data = json.loads(json.dumps(to_json(made)))
+    data = json.loads(json.dumps(plan_to_json(made)))
     first, second = data["nodes"]
     assert (first["ranks"], second["ranks"]) == ([0, 1], [2])
     assert first["command"] == list(made.nodes[0].paste)

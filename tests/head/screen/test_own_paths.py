@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.head.screen.tracebacks import in_text, in_verdict
+from orchestrator.head.screen.tracebacks import own_paths_in_text, own_paths_in_verdict
 from orchestrator.records.outcome import JobVerdict
 
 THERE = "/root/.orchestrator/code/snapshots/0a1b2c3d-1/home/me/my project"
@@ -26,7 +26,7 @@ TREE = "/home/me/my project"
     ],
 )
 def test_snapshot_path_becomes_tree_path(text: str, shown: str) -> None:
-    assert in_text(text, TREE) == shown
+    assert own_paths_in_text(text, TREE) == shown
 
 
 @pytest.mark.parametrize(
@@ -41,16 +41,16 @@ def test_snapshot_path_becomes_tree_path(text: str, shown: str) -> None:
     ],
 )
 def test_other_paths_are_kept(text: str) -> None:
-    assert in_text(text, TREE) == text
+    assert own_paths_in_text(text, TREE) == text
 
 
 def test_tree_name_is_matched_literally() -> None:
     there = "/h/code/snapshots/0a1b2c3d-0/w/a+(b)\\1/x"
-    assert in_text(there, "/w/a+(b)\\1") == "/w/a+(b)\\1/x"
-    assert in_text("/h/code/snapshots/0a1b2c3d-0/root/x", "/") == "/x"
-    assert in_text(there, "") == there
+    assert own_paths_in_text(there, "/w/a+(b)\\1") == "/w/a+(b)\\1/x"
+    assert own_paths_in_text("/h/code/snapshots/0a1b2c3d-0/root/x", "/") == "/x"
+    assert own_paths_in_text(there, "") == there
 
 
 def test_in_verdict_changes_displayed_paths_alone() -> None:
     verdict = JobVerdict(where=f"{THERE}/x.py:1", message="m", rank=3)
-    assert in_verdict(verdict, TREE) == replace(verdict, where=f"{TREE}/x.py:1")
+    assert own_paths_in_verdict(verdict, TREE) == replace(verdict, where=f"{TREE}/x.py:1")

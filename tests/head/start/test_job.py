@@ -41,7 +41,7 @@ def test_release_reaches_every_node_of_job(monkeypatch: pytest.MonkeyPatch, tmp_
             raise NodeError("it does not answer")
         yield SimpleNamespace(ask=ask)
 
-    monkeypatch.setattr(job, "for_now", for_now)
+    monkeypatch.setattr(job, "temporary_channel", for_now)
     channels = {
         index: SimpleNamespace(ask=lambda order, _, name=name: told.update({name: order}))
         for index, name in ((0, "a"), (1, "s"))

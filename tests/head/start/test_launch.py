@@ -18,7 +18,7 @@ from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.head.start import launch
 from orchestrator.head.start.gather import Gathered, parts_of
 from orchestrator.head.start.parts import first_placement, placements_of_attempt
-from orchestrator.head.start.record import failed_to_start, not_started, with_line
+from orchestrator.head.start.record import failed_record, not_started, with_line
 from orchestrator.protocol.requests.request import Nothing
 from orchestrator.protocol.requests.start import (
     Start,
@@ -45,7 +45,7 @@ def place(tmp_path: Path) -> Experiment:
 
 def after(place: Experiment, job: JobRecord, gathered: Gathered, error: NodeError) -> JobRecord:
     """Return the job after an attempt that could not be started on these nodes."""
-    failed = failed_to_start(job, gathered.nodes, gathered.spares, error)
+    failed = failed_record(job, gathered.nodes, gathered.spares, error)
     return after_attempt(place, failed)
 
 
@@ -87,7 +87,7 @@ def test_relaunch_keeps_signature_of_record(
     place.write_signed(job)
     assert place.is_launched_here(place.read_record())
     said: list[str] = []
-    with output.heard_by(said.append):
+    with output.messages_to(said.append):
         final = launch.launch_again(place, job, cast(Any, None), {})
     assert isinstance(final, JobRecord) and final.over and len(final.attempts) == 3
     assert place.is_launched_here(place.read_record()), said
@@ -124,7 +124,7 @@ def test_say_how_warm_reports_start_once(starts: list[tuple[bool, str]], said: l
         StartedHere(supervisor=1, shared=False, warm=warm, why_cold=why) for warm, why in starts
     ]
     heard: list[str] = []
-    with output.heard_by(heard.append):
+    with output.messages_to(heard.append):
         launch.say_how_warm(nodes, started)
     assert heard == said
 

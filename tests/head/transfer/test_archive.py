@@ -49,9 +49,9 @@ def test_write_leaves_out_large_files_by_name(tree: Tree, tmp_path: Path) -> Non
     kept = archive.write_archive(scanned, tmp_path / "code.tar.gz", 100_000)
     archive.restore_archive(tmp_path / "code.tar.gz", kept.digest, tmp_path / "again")
     assert kept.digest == tree.digest
-    words = archive.not_kept(found, scanned, kept)
+    words = archive.missing_code(found, scanned, kept)
     assert "without large files: weights.bin has 3 MB" in words and "huge.bin has 5 MB" in words
-    assert archive.not_kept(found, scanned, scanned).count("has") == 1
+    assert archive.missing_code(found, scanned, scanned).count("has") == 1
 
 
 def test_write_skips_file_edited_since_scan(tree: Tree, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.head.transfer.home import CodeOutputs, where_it_is
+from orchestrator.head.transfer.home import CodeOutputs, where_files_are
 from orchestrator.protocol.requests.transfer import OutputFile
 
 OUTPUTS = Path("/e/train_1/outputs")
@@ -39,5 +39,5 @@ def wrote(*paths: str, place: str = "/s/x-0/u/proj") -> CodeOutputs:
 )
 def test_where_it_is_reports_directory_once(found: dict[int, CodeOutputs], sentence: str) -> None:
     said = [f"the program {sentence}: now in /e/train_1/outputs{NEXT}"]
-    assert where_it_is(found, OUTPUTS) == said
-    assert where_it_is({}, OUTPUTS) == []
+    assert where_files_are(found, OUTPUTS) == said
+    assert where_files_are({}, OUTPUTS) == []

@@ -86,7 +86,7 @@ class Job:
         """
         said: list[str] = []
         reach = lambda name: self.peer(name) if name in left else None  # noqa: E731
-        with output.heard_by(said.append):
+        with output.messages_to(said.append):
             bring_job_files([*map(self.peer, names)], self.last, reach, (), stopped)
         self.last = list(names)
         return said
@@ -339,11 +339,11 @@ def test_copied_files_are_not_fetched_from_other_nodes(place: Path) -> None:
     job.again("ab")
     assert (place_of[1] / "best.pt").read_text() == "best"
     assert not (place_of[1] / "rank_00_metrics.jsonl").exists()
-    assert outputs.of_job(job["b"].run, checkpoints=False).files == ()
+    assert outputs.outputs_of_job(job["b"].run, checkpoints=False).files == ()
     (place_of[1] / "best.pt").write_text("written again")
-    assert [file.path for file in outputs.of_job(job["b"].run, checkpoints=False).files] == [
-        "best.pt"
-    ]
+    assert [
+        file.path for file in outputs.outputs_of_job(job["b"].run, checkpoints=False).files
+    ] == ["best.pt"]
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_metrics_follow_rank_to_other_node(place: Path) -> None:
     bring_metrics(here, ["a", "b"], nodes, [job.peer("a"), job.peer("c")])
     assert [path.name for path in there[2].iterdir()] == ["rank_01_metrics.jsonl"]
     assert "not come home" in (there[0] / "rank_00_metrics.jsonl").read_text()
-    assert outputs.of_job(job["c"].run, checkpoints=False).files == ()
+    assert outputs.outputs_of_job(job["c"].run, checkpoints=False).files == ()
     shutil.rmtree(job["c"].run.path)
     with pytest.raises(CheckFailed, match="which this machine has, did not come to c"):
         bring_metrics(here, ["a", "b"], nodes, [job.peer("a"), job.peer("c")])

@@ -50,7 +50,9 @@ FILES = {name: FileRecord(3, name * 64) for name in "abc"}
 
 def manifest() -> bytes:
     hosts = {name: f"n{name}" for name in FILES}
-    return checkpoint_manifest.to_json(Manifest(8, 8.0, None, 3, FILES, "s", hosts)).encode()
+    return checkpoint_manifest.manifest_to_json(
+        Manifest(8, 8.0, None, 3, FILES, "s", hosts)
+    ).encode()
 
 
 def with_step(root: Path, index: int, names: str, size: int = 3) -> PulledNode:

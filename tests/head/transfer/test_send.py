@@ -17,7 +17,7 @@ from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.transfer import listing, send
 from orchestrator.head.transfer.listing import Rules
 from orchestrator.head.transfer.scan import Scan
-from orchestrator.head.transfer.send import Batch, Outbox, first_failed
+from orchestrator.head.transfer.send import Batch, Outbox, first_failed_path
 from orchestrator.head.transfer.tree import Moved, Tree
 from orchestrator.protocol.manifest import FILE, ManifestEntry
 from orchestrator.protocol.requests.machine import Probe
@@ -78,7 +78,7 @@ def send_tree(
 ) -> list[tuple[int, int] | OrchestratorError]:
     """Bring a tree to the stores of nodes; return how many files and bytes each lacked."""
     results = send_to_stores(nodes, tree, seen)
-    assert first_failed(results) == ""
+    assert first_failed_path(results) == ""
     return [(len(r.files), r.size) if isinstance(r, Moved) else r for r in results]
 
 
@@ -144,7 +144,7 @@ def test_edit_during_send_is_detected(work: Path, nodes: list[Reached], how: str
     else:
         (work / "many/7").write_bytes(b"x" if how == "edited" else b"")
     results = send_to_stores(nodes, tree)
-    assert first_failed(results) == "many/7"
+    assert first_failed_path(results) == "many/7"
     new = scan(work)
     changed = {"edited": (1, 1), "shorter": (0, 0), "gone": (0, 0)}  # an empty one has come
     assert send_tree(nodes, new) == [changed[how]] * 2

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.node.job import cleanup, job_processes
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession
-from orchestrator.protocol.events import Ended, to_data
+from orchestrator.protocol.events import Ended, event_to_data
 from orchestrator.protocol.message import Nonsense, decode_value, encode_value
 from orchestrator.protocol.requests.follow import Remove
 from orchestrator.protocol.requests.start import Start
@@ -27,7 +27,7 @@ def left(home: Path, job: str, node: int = 0, **spec: Any) -> RunDir:
     Path(run.spec).write_text(json.dumps({**encode_value(bare_spec()), **spec}))
     if not spec:
         ended = Ended(time=0.0, agent=0, why="", ranks={}, killed={}, left=())
-        Path(run.events).write_text(json.dumps(to_data(ended)) + "\n")
+        Path(run.events).write_text(json.dumps(event_to_data(ended)) + "\n")
     return run
 
 

@@ -17,7 +17,7 @@ NO_PROCESS = 2**22 - 7
 
 
 def marked(mark: Path) -> list[int]:
-    lines = {pid: " ".join(processes.words_of(pid)) for pid in processes.all_processes()}
+    lines = {pid: " ".join(processes.command_line_of(pid)) for pid in processes.all_processes()}
     return [pid for pid, line in lines.items() if str(mark) in line and pid != os.getpid()]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.head.follow.monitors.hang import of_rank
+from orchestrator.head.follow.monitors.hang import stuck_rank
 from orchestrator.node.job import hang, processes
 from tests.node.running import Job, script, wait_until
 
@@ -71,7 +71,7 @@ def test_collect_reads_fresh_answer_of_recorder(job: Job, tmp_path: Path) -> Non
     python, _, *words = spec["agent"]
     job.start({**spec, "agent": [python, "-u", "-c", TORCH_FIRST, *words]})
     wait_until(lambda: job.said("ready", "0"))
-    stuck = of_rank(0, 0, hang.collect_stacks(job.run)[0])
+    stuck = stuck_rank(0, 0, hang.collect_stacks(job.run)[0])
     assert stuck.waits == {("0", "nccl"): (4, "all_reduce", pytest.approx(1795823611.4, abs=1))}
     assert stuck.entered[("0", "nccl")] == 5 and ("0", "gloo") in stuck.entered
     (pid,) = hang.rank_pids(job.run)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.node.job import processes
-from orchestrator.node.job.job_processes import JobProcesses, Tagged, of_job, tagged_jobs
-from orchestrator.node.job.processes import Process, find_process, in_words, send_signal
+from orchestrator.node.job.job_processes import JobProcesses, Tagged, processes_of_job, tagged_jobs
+from orchestrator.node.job.processes import Process, error_in_words, find_process, send_signal
 from tests.node.running import PYTHON, alive, wait_until
 
 SLEEP = ["sleep", "1000"]
@@ -201,7 +201,7 @@ def test_tagged_jobs_lists_jobs_by_tags(job: str, start: Start) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a process of another user")
 def test_tagged_jobs_names_owner(job: str, start: Start) -> None:
     start(job, 0, "setpriv", "--reuid=65534", "--clear-groups", "sleep", "1000")
-    wait_until(lambda: any(p.name == "sleep" for p in of_job(job, 0)))
+    wait_until(lambda: any(p.name == "sleep" for p in processes_of_job(job, 0)))
     assert {one.owner for one in tagged_jobs() if one.job == job} == {65534}
 
 
@@ -223,4 +223,4 @@ def test_in_words_explains_system_error(
     error: Exception, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORCHESTRATOR_HOME", "/h/o")
-    assert re.search(said, in_words(error)) and "Errno" not in in_words(error)
+    assert re.search(said, error_in_words(error)) and "Errno" not in error_in_words(error)

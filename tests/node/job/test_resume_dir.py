@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.node.job import cleanup, resume_dir
 from orchestrator.node.job.run_directory import RunDir
-from orchestrator.protocol.events import Ended, to_data
+from orchestrator.protocol.events import Ended, event_to_data
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def run_of(job: str, ended: float | None) -> RunDir:
     run.create()
     if ended is not None:
         end = Ended(time=ended, agent=1, why="", ranks={}, killed={}, left=())
-        Path(run.events).write_text(json.dumps(to_data(end)) + "\n")
+        Path(run.events).write_text(json.dumps(event_to_data(end)) + "\n")
     return run
 
 

@@ -63,7 +63,7 @@ def test_killed_job_leaves_no_shared_memory(
     assert len(left(name)) == 2
     if not trackers:
         for pid in job.living():
-            if "resource_tracker" in " ".join(processes.words_of(pid)):
+            if "resource_tracker" in " ".join(processes.command_line_of(pid)):
                 os.kill(pid, signal.SIGKILL)
     if supervisor != "runs":
         number = signal.SIGKILL if supervisor == "is killed" else signal.SIGSTOP
@@ -80,7 +80,7 @@ def test_segment_mapped_by_other_process_is_named(job: Job, tmp_path: Path, name
     wait_until(lambda: job.said("ready"))
     path = SHM / f"{name}0"
     for pid in job.living():
-        if "resource_tracker" in " ".join(processes.words_of(pid)):
+        if "resource_tracker" in " ".join(processes.command_line_of(pid)):
             os.kill(pid, signal.SIGKILL)
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
         order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)

@@ -27,7 +27,7 @@ class Head:
         self.frames += 1
 
     def pump(self, streamer: FileStreamer) -> None:
-        streamer.behind = True  # the bell has rung
+        streamer.behind = True  # as after a notification
         streamer.pump(self.frame, self.messages.append)
 
 

@@ -28,7 +28,7 @@ from orchestrator.protocol.requests.claims import (
     WAITING,
     ClaimEntry,
     DeviceRequest,
-    who_has,
+    holders_in_words,
 )
 from orchestrator.protocol.requests.start import Claim, ReadLockTable, Unclaim, Wait
 from orchestrator.protocol.spec import AttemptNumber
@@ -236,7 +236,7 @@ def test_claim_leaves_enough_for_earlier_entries(sessions: list[ServerSession]) 
     first, second, _ = sessions
     first.answer(Wait(entry=ENTRY.replace(wants=2)))
     answer = second.answer(Claim(devices=devices(2, 3)))
-    assert not answer.held and "'s later waits for what is free" in who_has(answer.taken)
+    assert not answer.held and "'s later waits for what is free" in holders_in_words(answer.taken)
     assert second.answer(Claim(devices=devices(1, 3))).held
     second.answer(Unclaim())
     assert second.answer(Claim(devices=devices(2, 3))).taken  # it still has not waited

@@ -34,7 +34,7 @@ def test_hand_over_moves_file_into_run(home: Path) -> None:
     keep(run, "call.pkl", b"onetwo")
     keep(RunDir("job", 1), "call.pkl", b"another node of the same home")
     run.create()
-    receive.hand_over(run, run)
+    receive.move_files(run, run)
     (file,) = Path(run.payload).iterdir()
     assert file.read_bytes() == b"onetwo"
     for path, mode in ((file, 0o600), (file.parent, 0o700), (Path(run.path).parent, 0o700)):
@@ -46,6 +46,6 @@ def test_hand_over_moves_file_into_run(home: Path) -> None:
 def test_hand_over_accepts_run_without_file(home: Path) -> None:
     run = RunDir("job", 0)
     run.create()
-    receive.hand_over(run, run)
+    receive.move_files(run, run)
     receive.discard_files(run)
     assert not list(Path(run.path).iterdir())

@@ -288,7 +288,7 @@ def test_files_written_beside_code_are_listed(store: Store, session: CodeSession
     (root / "a.py").write_text("print(2)\n")
 
     def listed(seconds: float) -> dict[str, str]:
-        files = outputs.of_job(run, checkpoints=False, beside=seconds).files
+        files = outputs.outputs_of_job(run, checkpoints=False, beside=seconds).files
         return {file.path: file.place for file in files}
 
     beside = dict.fromkeys(("a.py", "new\ndf", "runs/a/model.pt", hydra), str(root))
@@ -296,7 +296,7 @@ def test_files_written_beside_code_are_listed(store: Store, session: CodeSession
     whole = os.fsdecode(snapshot.snapshot_of(store, str(root)))
     beside |= dict.fromkeys(("u/w/outputs/a", "u/c", "d"), whole)
     assert listed(60.0) == {"loss.csv": "", **beside}
-    late = outputs.of_job(run, checkpoints=False, beside=-1.0)
+    late = outputs.outputs_of_job(run, checkpoints=False, beside=-1.0)
     assert late.left_out == (f"{root} (it takes too long to look through)",)
     assert [file.path for file in late.files] == ["loss.csv"]
     shutil.rmtree(whole)
@@ -350,10 +350,10 @@ def test_editable_install_is_redirected_to_snapshot(
     checked = session.check_out(request)
     assert (checked.installed, checked.strange) == (("flat", "src", "lib"), ())
     spec = bare_spec(workdir=checked.workdir).replace(env={"PYTHONPATH": "theirs"})
-    first = checkout.with_first(spec)
+    first = checkout.spec_with_snapshot_first(spec)
     places = [f"{checked.workdir}/{name}" for name in ("flat", "src", "lib")]
     assert first.env["PYTHONPATH"].split(":") == [*places, "theirs"]
-    assert checkout.with_first(first) == first
+    assert checkout.spec_with_snapshot_first(first) == first
     mapping["renamed"] = f"{beside}/src/mine"
     assert session.check_out(request.replace(snapshot="y")).strange == ("renamed",)
     none = session.check_out(request.replace(snapshot="z", beside=str(tmp_path / "none")))

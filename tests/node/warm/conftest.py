@@ -92,7 +92,7 @@ class WarmNode:
         return wait_until(self.find_ready, "the standby")
 
     def find_ready(self) -> Standby | None:
-        return next((each for each in standbys.find_all() if each.ready), None)
+        return next((each for each in standbys.find_standbys() if each.ready), None)
 
 
 @pytest.fixture
@@ -112,5 +112,5 @@ def node(
     monkeypatch.setattr(node_start, "TOLD_SECONDS", -PATIENCE)
     monkeypatch.setattr(sys, "executable", PYTHON)
     yield made
-    for each in standbys.find_all():
+    for each in standbys.find_standbys():
         standbys.end_standby(each)

@@ -40,7 +40,7 @@ def test_standby_is_used_once_and_ended(node: WarmNode) -> None:
     assert warm.supervisor == standby.pid
     assert job.output == {"0": "hello\n"}
     assert (job.events[-1]["agent"], job.events[-1]["left"]) == (0, [])
-    assert not standbys.find_all() and not alive(standby.pid)
+    assert not standbys.find_standbys() and not alive(standby.pid)
     standby = node.keep_warm(job)
     assert standbys.end_standby(standby)
     assert not alive(standby.pid) and not Path(standby.directory).exists()
@@ -71,7 +71,7 @@ def test_job_waits_for_standby_that_imports(node: WarmNode) -> None:
     waits = f"import os, time\nwhile not os.path.exists({str(go_on)!r}): time.sleep(0.01)\n"
     node.package("torch.distributed.run", waits + "os.getcwd()\n" + RUN)
     node.leave_standby(job)
-    assert not standbys.find_all()[0].ready
+    assert not standbys.find_standbys()[0].ready
     threading.Timer(0.3, go_on.touch).start()
     job, warm = node.run(HELLO)
     assert warm.warm, warm.why_cold
@@ -200,7 +200,7 @@ def rewrite(job: Job, spec: Spec) -> None:
 def test_standby_leaves_after_its_time(node: WarmNode) -> None:
     job, _ = node.run(HELLO, warm=0.001)
     standbys.start_standby(job.run, os.environ, 0o022)
-    wait_until(lambda: not standbys.find_all(), "its end")
+    wait_until(lambda: not standbys.find_standbys(), "its end")
     _, cold = node.run(HELLO)
     assert cold.why_cold == "cold start: nothing waited there"
     assert not list(Path(standbys.standbys_root()).iterdir())
@@ -212,7 +212,7 @@ def test_last_job_sets_time_of_standby(node: WarmNode) -> None:
     for seconds in (3600.0, 60.0, 3600.0):
         rewrite(job, job.run.read_spec().replace(warm=seconds))
         standbys.start_standby(job.run, os.environ, 0o022)
-        (standby,) = standbys.find_all()
+        (standby,) = standbys.find_standbys()
         assert seconds - 60 < standby.until - time.time() <= seconds
 
 
@@ -235,7 +235,7 @@ def test_standby_leaves_if_something_changes(
     assert alive(standby.pid)
     happens(node)
     wait_until(lambda: not alive(standby.pid), "its end")
-    assert not standbys.find_all() and not Path(standby.directory).exists()
+    assert not standbys.find_standbys() and not Path(standby.directory).exists()
 
 
 def test_at_most_two_standbys_wait(node: WarmNode) -> None:
@@ -246,8 +246,10 @@ def test_at_most_two_standbys_wait(node: WarmNode) -> None:
         rewrite(job, spec.replace(env={**spec.env, "LANG": language}))
         standbys.start_standby(job.run, os.environ, 0o022)
         before = {each.directory for each in began}
-        began.append(next(each for each in standbys.find_all() if each.directory not in before))
-    assert [each.pid for each in standbys.find_all()] == [each.pid for each in began[1:]]
+        began.append(
+            next(each for each in standbys.find_standbys() if each.directory not in before)
+        )
+    assert [each.pid for each in standbys.find_standbys()] == [each.pid for each in began[1:]]
     assert not alive(began[0].pid)
 
 
@@ -306,7 +308,7 @@ def test_stop_during_hand_over_ends_job(
     run = node.jobs[-1].run
     wait_until(lambda: run.last(Ended), "the end")
     wait_until(lambda: not alive(standby.pid), "its end")
-    assert not job_processes.of_job(run.job, 0)
+    assert not job_processes.processes_of_job(run.job, 0)
 
 
 HOLD = """\

@@ -11,7 +11,7 @@ from textual.widgets import RichLog
 
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top.sample import JobSample, NodeSample, TopSample
-from orchestrator.views.top.screen import Actions, Closer, LinesScreen, Question, Rows, Top
+from orchestrator.views.top.screen import Actions, DetailScreen, LinesScreen, Question, Rows, Top
 from tests.views.top.samples import NOW, job, rank, sample
 
 pytestmark = pytest.mark.slow
@@ -131,9 +131,9 @@ def test_ranks_of_job_are_shown(size: tuple[int, int]) -> None:
 
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         await pilot.press("enter")
-        await until(pilot, lambda: isinstance(app.screen, Closer))
+        await until(pilot, lambda: isinstance(app.screen, DetailScreen))
         shown = app.screen
-        assert isinstance(shown, Closer) and asked == ["train-1f"]
+        assert isinstance(shown, DetailScreen) and asked == ["train-1f"]
         await until(pilot, lambda: shown.rows.row_count == 2)
         last = [row[-1] for row in cells(shown.rows)]
         assert last == ["", "slow compute: +40% of a step"]
@@ -154,11 +154,11 @@ def test_single_job_shows_ranks_until_over(how: str) -> None:
 
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         app.show(sample(job("train", ranks=(rank(0),))))
-        assert isinstance(app.screen, Closer)
+        assert isinstance(app.screen, DetailScreen)
         without = sample(job("other"))  # a node of it is gone, and its job may still be there
         app.show(without)
         await pilot.pause()
-        assert app.is_running and isinstance(app.screen, Closer)
+        assert app.is_running and isinstance(app.screen, DetailScreen)
         if how == "its record says so":
             over.set()
         else:
@@ -209,7 +209,7 @@ def test_rows_are_filtered_and_opened() -> None:
         await pilot.press("slash", *"bert", "enter")
         assert [row[0] for row in cells(app.jobs)] == ["bert"] and cells(app.nodes) == []
         await pilot.press("enter")  # the keys mean what is shown
-        await until(pilot, lambda: isinstance(app.screen, Closer))
+        await until(pilot, lambda: isinstance(app.screen, DetailScreen))
         assert app.screen.of.experiment == "bert"  # type: ignore[attr-defined]
         await pilot.press("escape", "slash", "escape")
         assert [row[0] for row in cells(app.jobs)] == ["gpt", "bert"]
@@ -232,9 +232,9 @@ def test_colour_shows_use() -> None:
 def test_node_shows_processes_and_stack() -> None:
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         await pilot.press("tab", "enter")
-        await until(pilot, lambda: isinstance(app.screen, Closer))
+        await until(pilot, lambda: isinstance(app.screen, DetailScreen))
         node = app.screen
-        assert isinstance(node, Closer)
+        assert isinstance(node, DetailScreen)
         await until(pilot, lambda: node.rows.row_count == 5)
         assert [row[0] for row in cells(node.rows)] == ["GPU 0", "  71", "GPU 1", "  72", "9"]
         # A GPU has no stack to show.

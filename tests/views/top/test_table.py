@@ -37,9 +37,9 @@ def test_totals_count_nodes_gpus_and_jobs() -> None:
     nodes = replace(one, claims=(CLAIM, waits)), replace(two, claims=(waits,)), gone
     words = ["2 of 3 nodes", "2 of 2 GPUs used, 1 held", "1 job running, 1 queued"]
     for width, shown in ((None, words), (60, words[1:]), (30, words[2:])):
-        assert table.totals(replace(seen, nodes=nodes), width) == " · ".join(shown)
+        assert table.totals_line(replace(seen, nodes=nodes), width) == " · ".join(shown)
     first = NodeSample("one", problem=CONNECTING)
-    assert table.totals(TopSample(0.0, (first,), ()), None) == "connecting to 1 node ..."
+    assert table.totals_line(TopSample(0.0, (first,), ()), None) == "connecting to 1 node ..."
 
 
 def test_job_row_has_every_column() -> None:
@@ -94,7 +94,7 @@ def test_sick_gpus_are_counted() -> None:
 
 
 def test_json_has_every_node_and_job() -> None:
-    data = json.loads(json.dumps(table.to_json(sample(job("train")))))
+    data = json.loads(json.dumps(table.sample_to_json(sample(job("train")))))
     assert [node["reached"] for node in data["nodes"]] == [True, True, False]
     assert data["nodes"][0]["gpus"][1]["busy"] == 3 and data["nodes"][2]["problem"]
     assert data["jobs"][0]["step"] == 10

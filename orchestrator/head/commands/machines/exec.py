@@ -34,7 +34,12 @@ from orchestrator.head.exec.execution import (
     shell_line,
     ssh_command,
 )
-from orchestrator.head.nodes.node_list import NumberedNode, choose_nodes, in_words, read_nodes
+from orchestrator.head.nodes.node_list import (
+    NumberedNode,
+    choose_nodes,
+    indices_in_words,
+    read_nodes,
+)
 from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.lines import LineSplitter
 
@@ -153,7 +158,7 @@ def summary(outcomes: Sequence[ExecOutcome]) -> str:
     for (code, about), fix, nodes in sorted(alike, key=lambda kind: kind[0][0] == 0):
         painted = "0" if code == 0 else ("-" if code is None else str(code), styles.FAILED)
         numbers, names = zip(*((node.index, node.node.name) for node in nodes), strict=True)
-        rows.append([in_words(numbers), join_names(names), painted, about])
+        rows.append([indices_in_words(numbers), join_names(names), painted, about])
         rows += [["", "", "", f"-> {fix}"]] * bool(fix)
     return output.format_table(rows, output.terminal_of(sys.stderr), headed=True)
 
@@ -217,7 +222,7 @@ def folded(nodes: Sequence[NumberedNode], streams: Streams) -> Iterator[tuple[st
         if stream is not None and stream.data:
             groups.setdefault(bytes(stream.data), []).append(node)
     for data, group in groups.items():
-        names = in_words([node.index for node in group])
+        names = indices_in_words([node.index for node in group])
         heading = f"--- {names} ({join_names([node.node.name for node in group])})"
         yield heading, data.decode("utf-8", "replace")
 

@@ -19,23 +19,23 @@ from orchestrator.common.errors import (
 from orchestrator.common.text import format_bytes, format_duration
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.connect import fleet
-from orchestrator.head.connect.reach import Reached, ask_once
+from orchestrator.head.connect.reach import Reached, ask_node
 from orchestrator.head.doctor import examination
 from orchestrator.head.nodes import machine
-from orchestrator.head.nodes.facts import said_of
+from orchestrator.head.nodes.facts import lines_by_node
 from orchestrator.head.nodes.machine import Machine
 from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.screen import failures, output, styles
 from orchestrator.head.screen.output import PLAIN, Cell, Column, Table, Terminal
 from orchestrator.head.start.code import expect_code
-from orchestrator.head.start.nodes import try_all
+from orchestrator.head.start.nodes import try_nodes
 from orchestrator.head.start.request import LaunchRequest, resolve_request
 from orchestrator.head.start.selection import diagnose_job
 from orchestrator.head.status import status
-from orchestrator.head.status.status import without_record
+from orchestrator.head.status.status import transport_without_record
 from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.message import encode_value
-from orchestrator.protocol.requests.claims import WAITING, ClaimEntry, in_words
+from orchestrator.protocol.requests.claims import WAITING, ClaimEntry, devices_in_words
 from orchestrator.protocol.requests.machine import Examine
 from orchestrator.protocol.requests.start import LockTableState, ReadLockTable
 from orchestrator.protocol.requests.warm import StandbyEnds, StandbyStates, Warm, WarmOff
@@ -73,14 +73,14 @@ SITE: Column[Machine] = Column(
 
 def list_nodes(arguments: LaunchArguments) -> int:
     machines = find_machines(resolve_request(arguments))
-    data = {"nodes": [machine.to_json(node) for node in machines]}
+    data = {"nodes": [machine.machine_to_json(node) for node in machines]}
     output.print_result(data, partial(to_text, machines))
     return EXIT_DONE if all(node.reached for node in machines) else EXIT_NODE
 
 
 def find_machines(request: LaunchRequest) -> list[Machine]:
     """Reach all nodes at once and describe each, in the order of the list."""
-    answered = try_all(request)
+    answered = try_nodes(request)
     with_gpus = [node for node in answered.reached if node.probed.facts.gpus]
     names = [node.node.name for node in with_gpus]
     checkups = dict(zip(names, examine_nodes(with_gpus, "gpus"), strict=True))
@@ -119,10 +119,10 @@ def lost_reasons(lost: Sequence[Machine], total: int) -> str:
 
 def run_doctor(arguments: LaunchArguments, *, full: bool, hints: bool) -> int:
     request = resolve_request(arguments)
-    request, nodes = expect_code(request, try_all(request))
+    request, nodes = expect_code(request, try_nodes(request))
     diagnosis = diagnose_job(request, nodes, full=full)
-    words = partial(examination.to_text, diagnosis, hints=hints)
-    output.print_result(examination.to_json(diagnosis), words)
+    words = partial(examination.diagnosis_to_text, diagnosis, hints=hints)
+    output.print_result(examination.diagnosis_to_json(diagnosis), words)
     return EXIT_CHECK if diagnosis.bad else EXIT_DONE
 
 
@@ -153,10 +153,10 @@ def state(line: NodeLine) -> Cell:
 def what(line: NodeLine) -> str:
     """Return the GPUs or slots that a job holds or requests, node by node, as text."""
     each = {
-        name: f"{one.wants} wanted" if line.waits else in_words(one.names)
+        name: f"{one.wants} wanted" if line.waits else devices_in_words(one.names)
         for name, one in line.on.items()
     }
-    return "; ".join(said_of(each.items()))
+    return "; ".join(lines_by_node(each.items()))
 
 
 LINES: Table[NodeLine] = Table(
@@ -181,7 +181,7 @@ def read_lock_tables(
     arguments: LaunchArguments,
 ) -> tuple[list[tuple[Reached, LockTableState]], Lost]:
     """Return the lock tables of the nodes that answer, and the errors of the others."""
-    answered = try_all(resolve_request(arguments))
+    answered = try_nodes(resolve_request(arguments))
     states = fleet.ask_nodes(
         answered.reached, [ReadLockTable()] * len(answered.reached), QUICK_ANSWER_SECONDS
     )
@@ -257,14 +257,14 @@ Replies = Sequence[tuple[Node, Answer]]
 
 def warm_processes(where: Where, *, off: bool) -> int:
     """Show the warm processes on each node and in its containers, or end them with proof."""
-    ssh = without_record(where)
+    ssh = transport_without_record(where)
     nodes = read_nodes(where.node_list)
     places = [*nodes, *status.containers_of(nodes, where, status.may_be_warm)]
 
     def ask(node: Node) -> StandbyStates | StandbyEnds:
         if off:
-            return ask_once(ssh, node, WarmOff(), ANSWER_SECONDS)
-        return ask_once(ssh, node, Warm(), ANSWER_SECONDS)
+            return ask_node(ssh, node, WarmOff(), ANSWER_SECONDS)
+        return ask_node(ssh, node, Warm(), ANSWER_SECONDS)
 
     answers: Replies = list(zip(places, fleet.map_parallel(places, ask), strict=True))
     output.print_result(warm_data(answers), partial(warm_text, answers))

@@ -217,7 +217,7 @@ def push_files(chosen: Chosen, source: Path, destination: str | None, *, dry_run
     said: list[str] = []
     with (
         ProgressBar("sending", nodes=len(targets)) as progress,
-        output.heard_by(said.append),
+        output.messages_to(said.append),
     ):
         parts = pushing.push_cargo(transport, targets, cargo, progress, dry_run=dry_run)
     code = exit_code(parts)

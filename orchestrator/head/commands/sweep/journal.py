@@ -112,7 +112,7 @@ def create_journal(root: Path, name: str, about: About) -> Journal:
     return Journal(experiment.path)
 
 
-def known_as(root: Path, name: str) -> Journal | None:
+def find_journal(root: Path, name: str) -> Journal | None:
     """Return the sweep of this name or directory, if there is one."""
     for path in (root / name, Path(name)):
         with contextlib.suppress(OSError):

@@ -120,7 +120,7 @@ def grid_members(some: Sequence[Variable]) -> list[Member]:
     return [Member(at, dict(zip(names, values, strict=True))) for at, values in enumerate(every)]
 
 
-def of_lines(text: str) -> list[Member]:
+def members_of_lines(text: str) -> list[Member]:
     """Return a member for each command line; empty lines and comments are none."""
     members: list[Member] = []
     for number, line in enumerate(text.splitlines(), 1):

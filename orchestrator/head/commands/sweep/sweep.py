@@ -37,8 +37,8 @@ from orchestrator.config.launch import (
     LaunchArguments,
     View,
     Where,
+    command_words,
     in_one_line,
-    words_of,
 )
 from orchestrator.head.background.process import INTERRUPT, Background
 from orchestrator.head.commands import launching
@@ -415,7 +415,7 @@ def launch_of(
         view=View(quiet=True),
         launch=launch,
     )
-    return arguments, ["master_launch", *words_of(arguments)]
+    return arguments, ["master_launch", *command_words(arguments)]
 
 
 def check(base: LaunchArguments, terms: Terms, member: Member) -> None:

@@ -45,7 +45,7 @@ class StuckRank:
     entered: Mapping[Group, int]
 
 
-def of_rank(rank: int, node: int, answer: RankStacks) -> StuckRank:
+def stuck_rank(rank: int, node: int, answer: RankStacks) -> StuckRank:
     waits, entered = collectives(answer.collectives)
     return StuckRank(rank, node, answer.state, where(answer), waits, entered)
 
@@ -255,7 +255,7 @@ class HangMonitor(Watcher[Failure]):
     def failure(self) -> Failure | None:
         asked = [f.node for f in self.followers if f.node.index in self.answers]
         ranks = [
-            (of_rank(rank, node.index, stacks), stacks)
+            (stuck_rank(rank, node.index, stacks), stacks)
             for node in asked
             for rank, stacks in sorted(self.answers[node.index].stuck.items())
             if rank in node.numbers

@@ -389,7 +389,7 @@ class NodeFollower:
                 except Nonsense:
                     # A crash or a full disk left the line incomplete.
                     continue
-                event = events.from_data(known, self.ahead)
+                event = events.event_from_data(known, self.ahead)
                 self.ended = self.ended or isinstance(event, Ended)
                 log.debug("%s: event %s", self.node.name, type(event).__name__)
                 self.post(Happened(self.node.index, event))

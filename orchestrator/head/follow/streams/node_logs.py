@@ -66,7 +66,7 @@ def open_logs(experiment: Experiment, nodes: Sequence[NodeRecord]) -> list[NodeL
     """Open the logs of all nodes; raise the limit of open files for what a head opens later."""
     logs = [NodeLogs.of(experiment, node) for node in nodes]
     what = f"the logs of {len(nodes)} nodes cannot be kept open"
-    fleet.need_room(OPEN_WHILE_FOLLOWED * len(nodes), what)
+    fleet.need_open_files(OPEN_WHILE_FOLLOWED * len(nodes), what)
     return logs
 
 

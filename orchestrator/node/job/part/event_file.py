@@ -35,7 +35,7 @@ class EventFile:
         self.unwritten = b""
 
     def write(self, event: Event) -> None:
-        data = hiding.hide_secrets(events.to_data(event), self.secrets)
+        data = hiding.hide_secrets(events.event_to_data(event), self.secrets)
         fields = (f"{name}={data[name]}" for name in LOGGED if data.get(name) not in (None, ""))
         self.system.line("event %s", " ".join([str(data["event"]), *fields]))
         self.unwritten += json.dumps(data).encode("ascii") + b"\n"
@@ -94,9 +94,9 @@ class Listeners:
         # Each request is one short line, which arrives in one piece.
         for line in data.splitlines():
             with contextlib.suppress(Nonsense):
-                self.hear(control.from_line(line))
+                self.hear(control.message_from_line(line))
 
-    def ring(self) -> None:
+    def notify_listeners(self) -> None:
         """Send a newline to all listeners: the files have grown."""
         for listener in self.connections:
             # A full socket already holds a notification; read() handles a closed one.

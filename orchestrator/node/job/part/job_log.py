@@ -152,10 +152,10 @@ class RankOutputs:
     """Reads the output of a job's processes, and writes it to the job's log."""
 
     def __init__(
-        self, loop: EventLoop, log: JobLog, named: Callable[[str], str], ring: Callable[[], None]
+        self, loop: EventLoop, log: JobLog, named: Callable[[str], str], notify: Callable[[], None]
     ) -> None:
         """`named` returns the name in the log for a stream's present output."""
-        self.loop, self.log, self.named, self.ring = loop, log, named, ring
+        self.loop, self.log, self.named, self.notify = loop, log, named, notify
         # Stream by file descriptor.
         self.streams: dict[int, str] = {}
 
@@ -177,7 +177,7 @@ class RankOutputs:
             del self.streams[fd]
             return False
         if self.log.feed(self.named(self.streams[fd]), data):
-            self.ring()
+            self.notify()
         return True
 
     def drain(self, stream: str = "") -> None:
@@ -190,14 +190,14 @@ class RankOutputs:
     def note(self, data: bytes) -> None:
         """Write a line of this program into the log."""
         self.log.note(data)
-        self.ring()
+        self.notify()
 
     def flush(self) -> float:
         """Write unfinished lines that are due; return the seconds until the next one is."""
         before = self.log.size
         due = self.log.flush()
         if self.log.size > before:
-            self.ring()
+            self.notify()
         return 60.0 if due is None else due
 
 

@@ -90,7 +90,7 @@ class LocalRanks:
         for line in lines:
             # Any program of this user can write to the FIFO.
             with contextlib.suppress(Nonsense):
-                yield events.from_report(parse_object(line))
+                yield events.event_from_report(parse_object(line))
 
     def take(self, report: RankEvent) -> RankEnded | None:
         """Write the event of a report; return it if a rank failed by itself."""

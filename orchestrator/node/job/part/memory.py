@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from orchestrator.common.text import format_bytes
 from orchestrator.node.job import processes
-from orchestrator.node.job.part.oom_evidence import SHM, control_groups, used_and_free
+from orchestrator.node.job.part.oom_evidence import SHM, control_groups, space_of
 from orchestrator.node.job.processes import Process
 
 GB = 10**9
@@ -106,7 +106,7 @@ class MemoryGuard:
     def sample(self, now: float, ranks: Mapping[int, int], running: Mapping[int, Process]) -> None:
         sizes = {r: sum(one.memory for one in below(running, pid)) for r, pid in ranks.items()}
         others = sum(process.memory for process in running.values()) - sum(sizes.values())
-        self.samples.append(MemorySample(now, sizes, others, used_and_free(SHM)[0]))
+        self.samples.append(MemorySample(now, sizes, others, space_of(SHM)[0]))
         del self.samples[1:-KEPT_SAMPLES]
 
     def runaway(

@@ -170,7 +170,7 @@ def oom_kills() -> dict[str, int]:
     return {name: int(count[1]) for name, count in found.items() if count}
 
 
-def used_and_free(path: str) -> tuple[int, int]:
+def space_of(path: str) -> tuple[int, int]:
     """Return the used and the free bytes of a file system, or zeros if it cannot be read."""
     try:
         disk = os.statvfs(path)
@@ -180,7 +180,7 @@ def used_and_free(path: str) -> tuple[int, int]:
 
 
 def is_full(path: str) -> bool:
-    used, free = used_and_free(path)
+    used, free = space_of(path)
     return used > 0 and free < FULL_BYTES
 
 

@@ -45,7 +45,7 @@ def own_limits() -> Limits:
     return [(kind, *resource.getrlimit(kind)) for kind in kinds]
 
 
-def with_room(known: Limits) -> Limits:
+def limits_with_room(known: Limits) -> Limits:
     """Return limits with the most open files allowed: node 0's torchrun hosts the store of all."""
     files = resource.RLIMIT_NOFILE
     return [(kind, hard if kind == files else soft, hard) for kind, soft, hard in known]

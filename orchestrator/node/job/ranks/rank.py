@@ -274,7 +274,7 @@ class Rank:
         """Return a function that removes this job's secrets from a text, as the supervisor does."""
         module = loaded(os.pardir, os.pardir, os.pardir, "common", "hiding")
         env = {**os.environ, **self.spec.get("env", {})}
-        secrets = module.of_environment(env, self.spec.get("secrets", ()))
+        secrets = module.secrets_of_environment(env, self.spec.get("secrets", ()))
         return lambda text: module.hide_secrets(text, secrets)
 
 

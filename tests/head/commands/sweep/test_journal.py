@@ -25,9 +25,9 @@ def test_read_yields_whole_lines_only(journal: Journal) -> None:
 
 
 def test_known_as_finds_sweep_by_name_or_directory(journal: Journal, tmp_path: Path) -> None:
-    assert journals.known_as(tmp_path, journal.name) == journal
-    assert journals.known_as(tmp_path, str(journal.path)) == journal
-    assert journals.known_as(tmp_path, "x") is None
+    assert journals.find_journal(tmp_path, journal.name) == journal
+    assert journals.find_journal(tmp_path, str(journal.path)) == journal
+    assert journals.find_journal(tmp_path, "x") is None
 
 
 def test_read_refuses_values_of_wrong_type(journal: Journal) -> None:

@@ -48,9 +48,9 @@ def test_command_of_passes_values_by_each_style() -> None:
 
 
 def test_of_lines_reads_command_lines() -> None:
-    lines = space.of_lines("# no\ntrain.py --name 'a b' # yes\n\nb.sh\n")
+    lines = space.members_of_lines("# no\ntrain.py --name 'a b' # yes\n\nb.sh\n")
     assert [one.program for one in lines] == [("train.py", "--name", "a b"), ("b.sh",)]
     with pytest.raises(UsageError, match=r"line 2: .*No closing quotation"):
-        space.of_lines("a\nb 'c")
+        space.members_of_lines("a\nb 'c")
     with pytest.raises(UsageError, match="no command line"):
-        space.of_lines("# nothing\n")
+        space.members_of_lines("# nothing\n")

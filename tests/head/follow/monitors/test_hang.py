@@ -14,8 +14,8 @@ from orchestrator.head.follow.monitors.hang import (
     describe_hang,
     find_culprit,
     fix_of_hang,
-    of_rank,
     oldest_wait,
+    stuck_rank,
 )
 from orchestrator.protocol.requests.follow import RankStacks, Stuck
 from orchestrator.records.experiment import Experiment
@@ -143,7 +143,7 @@ def test_of_rank_reads_stack_and_collectives() -> None:
     entries += [entry(7, "broadcast", retired=True, group="1")]
     dump = json.dumps({"entries": entries})
     told = RankStacks(state="S", stacks=STACKS, collectives=dump)
-    found = of_rank(3, 1, told)
+    found = stuck_rank(3, 1, told)
     assert found.where == "/home/me/my data.py:88 read()"
     assert found.waits == {("0", "gloo"): (2, "barrier", 2.0)}
     assert found.entered == {("0", "gloo"): 2, ("1", "gloo"): 7}
@@ -157,7 +157,7 @@ def test_of_rank_counts_each_backend_separately() -> None:
     entries += [{**entry(412, "", retired=False), **nccl, "state": "completed"}]
     entries += [{**entry(number, "", retired=False), **nccl} for number in (413, 414)]
     dump = json.dumps({"entries": entries})
-    found = of_rank(0, 0, RankStacks(state="R", stacks=STACKS, collectives=dump))
+    found = stuck_rank(0, 0, RankStacks(state="R", stacks=STACKS, collectives=dump))
     assert found.waits == {("0", "nccl"): (413, "all_reduce", 413.0)}
     assert found.entered == {("0", "gloo"): 900, ("0", "nccl"): 414}
     words = "it never entered all_reduce #413; it is in f.py:1 g()"
@@ -170,7 +170,7 @@ def test_of_rank_ignores_parts_of_coalesced_collective() -> None:
     whole = {**entry(7, "", retired=True), "profiling_name": "nccl:reduce_scatter_tensor_coalesced"}
     for entries, waits in (([*parts, whole], 0), ([*parts, whole, *parts], 1)):
         dump = json.dumps({"entries": entries})
-        found = of_rank(0, 0, RankStacks(state="R", stacks="", collectives=dump))
+        found = stuck_rank(0, 0, RankStacks(state="R", stacks="", collectives=dump))
         assert len(found.waits) == waits
 
 
@@ -184,7 +184,7 @@ def test_reading_merges_same_line_of_node_copies() -> None:
 
 def test_reading_names_program_that_is_not_python() -> None:
     answer = RankStacks(state="S", stacks="", collectives="", program="the program sleep")
-    ranks = [of_rank(number, 0, answer) for number in (0, 1)]
+    ranks = [stuck_rank(number, 0, answer) for number in (0, 1)]
     assert describe_hang(ranks) == "all ranks are at the same place: the program sleep"
     unknown = [replace(each, where="") for each in ranks]
     assert describe_hang(unknown) == "no rank makes progress; rank 0: its position is unknown"
@@ -196,7 +196,7 @@ HUGE = [ENTRY % "Infinity", ENTRY % f'1, "time_created_ns": 1{"0" * 400}']
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": 5}', "null", *HUGE])
 def test_of_rank_ignores_malformed_answer(text: str) -> None:
-    found = of_rank(0, 0, RankStacks(state="S", stacks=text, collectives=text))
+    found = stuck_rank(0, 0, RankStacks(state="S", stacks=text, collectives=text))
     assert (found.where, found.waits, found.entered) == ("", {}, {})
 
 

@@ -38,7 +38,7 @@ def test_job_line_shows_start_then_progress(tmp_path: Path) -> None:
     assert said() == "2/2 nodes · running 1 s · attempt 1/4 · d detach"
     outputs = tmp_path / "run_1" / "outputs"
     outputs.mkdir(parents=True)
-    step = {"step": 214, "steps": 1740, "loss": 0.016, "tokens_per_s": 1300, "step_ms": 300}
+    step = {"step": 214, "steps": 1740, "loss": 0.016, "tokens_per_s": 1300, "left_s": 457.8}
     (outputs / file_name(0)).write_text(json.dumps(step) + "\n")
     job.nodes[1].lost_since = 1.0
     how_far = "step 214/1740 · loss 0.016 · 1.3 k/s · 7 min 38 s left"
