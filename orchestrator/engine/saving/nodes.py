@@ -64,7 +64,9 @@ def choose_writers(
         ),
     )
     members = ranks.neighbours
-    answers = gather_values([seen(directory / f".seen_{token}_{rank}") for rank in (0, members[0])])
+    answers = gather_values(
+        [seen(directory / f".seen_{token}_{rank}", purpose) for rank in (0, members[0])]
+    )
     shared, on_node = (all(column) for column in zip(*answers, strict=True))
     (directory / mine).unlink()
     if not shared and not on_node:
@@ -109,9 +111,10 @@ def holds_all(mesh: Mesh, ranks: Ranks) -> bool:
     )
 
 
-def seen(mark: Path) -> bool:
+def seen(mark: Path, purpose: str) -> bool:
     """Wait for another rank's file. Return False if it does not appear in time."""
-    deadline = time.monotonic() + SEEN_WITHIN_SECONDS
+    # In memory a node has its own files alone: those of another one never appear.
+    deadline = time.monotonic() + (SEEN_WITHIN_SECONDS if purpose == "disk" else 0.0)
     while not mark.exists():
         if time.monotonic() > deadline:
             return False
