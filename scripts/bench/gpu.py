@@ -16,6 +16,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -607,6 +608,32 @@ def fp8(place: Path) -> Seen:
     made = trainer(wide, precision="bf16", strategy="full_shard")
     (line,) = made.train(DataLoader(data(), 64), epochs=1, verbose=False)
     return Seen(f"loss {line['train_loss']:.3f}", line["train_loss"] > 0)
+
+
+@check("nanoGPT's own train.py", "trains, then resumes from its checkpoint")
+def nanogpt(place: Path) -> Seen:
+    """Under DDP, or in a rehearsal as one process: nanoGPT's DDP knows CUDA alone."""
+    if importlib.util.find_spec("requests") is None:
+        return Seen("requests is not installed", None)
+    own = shutil.copytree(ROOT / "scripts/examples/nanoGPT", place / "nanoGPT")
+    text = own / "data/shakespeare_char"
+    shutil.copy(own / "model.py", text / "input.txt")
+    subprocess.run([sys.executable, "prepare.py"], cwd=text, check=True, capture_output=True)
+    words = ["train.py", "config/train_shakespeare_char.py", "config/resume.py"]
+    words += ["--max_iters=20", "--eval_interval=10", "--eval_iters=2", "--compile=False"]
+    words += [f"--gradient_accumulation_steps={max(1, torch.cuda.device_count())}"]
+    if REHEARSING:
+        words.insert(2, "config/small_cpu.py")
+
+    def trained() -> str:
+        if not REHEARSING:
+            return torchrun(own, *words).stdout
+        alone = [sys.executable, *words]
+        return subprocess.run(alone, cwd=own, text=True, check=True, capture_output=True).stdout
+
+    first, again = trained(), trained()
+    good = "iter 20: loss" in first and "Resuming training from" in again
+    return Seen(f"resumed: {'iter 20: loss' in again}", good and "iter 0: loss" not in again)
 
 
 @check("time to the first step over NCCL", "measured with two GPUs or more")

@@ -22,7 +22,13 @@ torch.manual_seed(0)
 inputs = torch.randn(4096, 16)
 dataset = TensorDataset(inputs, inputs.sum(1, keepdim=True).tanh())
 model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1))
-trainer = Trainer(model, torch.optim.AdamW(model.parameters(), lr=1e-2), loss=nn.MSELoss())
+trainer = Trainer(
+    model,
+    torch.optim.AdamW(model.parameters(), lr=1e-2),
+    loss=nn.MSELoss(),
+    # A kill costs at most this many steps; without it, the clock decides.
+    config={"checkpoint": {"memory_every": 10}},
+)
 trainer.train(
     DataLoader(dataset, batch_size=64, shuffle=True),
     epochs=args.epochs,

@@ -1,5 +1,6 @@
 """scripts/examples, and the program of docs/start.md: as their pages say, on two nodes."""
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -63,3 +64,12 @@ def test_every_example_is_named_by_its_page() -> None:
     for name, page in PAGES.items():
         text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
         assert f"scripts/examples/{name}" in text
+
+
+def test_copy_of_nanogpt_is_unchanged() -> None:
+    place = EXAMPLES / "nanoGPT"
+    listed = re.findall(r"^([0-9a-f]{40})  (\S+)$", (place / "README.md").read_text(), re.M)
+    for digest, name in listed:
+        data = (place / name).read_bytes()
+        assert hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest() == digest, name
+    assert len(listed) == 6
