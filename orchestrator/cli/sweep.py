@@ -71,6 +71,7 @@ def sweep_command(**params: Any) -> int:
     if len(program) == 1 and program[0].endswith(COMMANDS) and arguments.module is None:
         if terms.variables:
             raise UsageError("a file of command lines has all values itself", "leave --grid out")
-        with COMMAND_FILE(program[0]) as file:
-            members = space.members_of_lines(file.read())
+        # Not closed, as it may be the standard input.
+        file = COMMAND_FILE.convert(program[0], PROGRAM, None)
+        members = space.members_of_lines(file.read())
     return sweep.begin_sweep(arguments, terms, members)
