@@ -408,7 +408,20 @@ class Table(Generic[R]):
         Empty columns come first, then those with the highest `drop`; each is cut before it is
         dropped.
         """
-        cells = list(zip(self.headings, *map(self.words, rows), strict=True))
+        cells = list(
+            zip(
+                self.headings,
+                *(
+                    [
+                        # The reason why a row is absent takes no room of other columns.
+                        word[: one.least or None] if self.is_absent(row) else word
+                        for one, word in zip(self.columns, self.words(row), strict=True)
+                    ]
+                    for row in rows
+                ),
+                strict=True,
+            )
+        )
         wide = [max(map(len, column)) for column in cells]
         need = list(wide)
         kept = list(range(len(self.columns)))

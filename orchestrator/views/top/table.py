@@ -129,7 +129,7 @@ NODES: Table[NodeSample] = Table(
             "WHO",
             who_words,
             absent=lambda node: (node.problem or "no answer yet", styles.WARNING),
-            least=12,
+            least=18,
         ),
     ),
     is_absent=lambda node: node.checkup is None,

@@ -226,7 +226,7 @@ def test_colour_shows_use() -> None:
         assert str(app.nodes.drawn[2][-1].style) == "yellow"
         assert ("NaN", "bold red") in {(str(c), str(c.style)) for c in app.jobs.drawn[0]}
 
-    drive(walk, sample(job("gpt", lost=True)))
+    drive(walk, sample(job("gpt", lost=True)), size=(120, 30))
 
 
 def test_node_shows_processes_and_stack() -> None:

@@ -51,7 +51,7 @@ def test_terminal_is_restored(nodes: Path, how: str) -> None:
 
     with program(TOP, nodes, env=env, **streams) as top:
         # The mouse is the last that textual switches on.
-        while not (b" nodes" in shown and b"[?1006h" in shown) and top.poll() is None:
+        while not (b"1 node" in shown and b"[?1006h" in shown) and top.poll() is None:
             shown += read()
         assert b"\x1b[?1049h" in shown and termios.tcgetattr(theirs) != before
         if how == "a kill":
