@@ -443,8 +443,8 @@ def test_to_text_prints_findings_and_hints(sick: Diagnosis) -> None:
     assert "->" not in diagnosis_to_text(sick, hints=False)
     assert "\x1b[1;31mBAD" in diagnosis_to_text(sick, Terminal(color=True))
     assert diagnosis_to_text(judge_case(case(), 0.0)).endswith(
-        " s: all is well\n  checked: reach, python, torch, nccl, driver, gpus, ours, workdir, disk,"
-        " shm, limits, clock, net, mtu, port, names"
+        " s: all is well\n  checked: reach, python, torch, nccl, driver, gpus, busy, ours, code,"
+        " workdir, disk, shm, limits, clock, net, mtu, links, port, names"
     )
 
 
