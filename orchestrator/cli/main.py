@@ -125,7 +125,7 @@ def logs(
     from orchestrator.head.commands import logs
 
     if system and (follow or rank is not None):
-        raise UsageError("--system goes with --node and -n", "without -f and --rank")
+        raise UsageError("--system takes neither -f nor --rank", "use it with --node and -n")
     if system:
         return logs.show_system(where, experiment, node, last)
 

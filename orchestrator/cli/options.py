@@ -141,7 +141,7 @@ class Group(Command, click.Group):
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             path = f"{ctx.command_path} {args[0]}".removeprefix("orchestrator ")
             if instead := GONE_COMMANDS.get(path):
-                raise click.UsageError(f"{path} is gone: {instead}", ctx)
+                raise click.UsageError(f"{path} was removed: {instead}", ctx)
             known = self.list_commands(ctx)
             raise click.UsageError(f"no command {args[0]!r}{did_you_mean(args[0], known)}", ctx)
         return super().resolve_command(ctx, args)
@@ -213,7 +213,7 @@ def show_log(_: click.Context, __: click.Parameter, verbosity: int) -> None:
     """Show the log on standard error, as -v, -vv or ORCHESTRATOR_LOG ask for."""
     word = os.environ.get("ORCHESTRATOR_LOG", "").lower()
     if word not in VERBOSITY:
-        raise UsageError(f"ORCHESTRATOR_LOG={word} is no level", "set it to info or debug")
+        raise UsageError(f"ORCHESTRATOR_LOG={word} is not a level", "set it to info or debug")
     # Importing logging takes 5 ms.
     if level := verbosity or VERBOSITY[word]:
         import logging

@@ -87,7 +87,7 @@ def checkpoint(where: Where, action: str, names: tuple[str, ...], **options: Any
 
     *sources, out = names if action == "export" and names else (*names, "")
     if len(sources) > 1 or (action == "export" and not out):
-        raise click.UsageError("it takes [EXP_OR_DIR], and for export OUT")
+        raise click.UsageError("checkpoint takes [EXP_OR_DIR], and export also OUT")
     source = sources[0] if sources else None
     if action == "export":
         return checkpoints.export_weights(where, source, Path(out), **options)

@@ -101,7 +101,7 @@ def usage_words(error: click.ClickException) -> str:
     if isinstance(error, click.NoSuchOption):
         what = f"no such option {error.option_name}"
         if instead := GONE_OPTIONS.get(error.option_name):
-            what = f"{error.option_name} is gone: {instead}"
+            what = f"{error.option_name} was removed: {instead}"
         elif error.possibilities:
             what += f"; did you mean {error.possibilities[0]}?"
     elif type(error) is click.BadParameter and error.param is not None:

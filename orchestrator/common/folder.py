@@ -103,7 +103,7 @@ class PartialFile:
         if stat.S_ISDIR(status.st_mode):
             raise IsADirectoryError(errno.EISDIR, IS_DIRECTORY)
         if not stat.S_ISREG(status.st_mode):
-            raise FileExistsError(errno.EEXIST, "what has this name is not a file")
+            raise FileExistsError(errno.EEXIST, "it exists, and is not a file")
         return status
 
     def open(self) -> FileIO:

@@ -67,7 +67,7 @@ def collect_fields(
         if key not in names:
             capitals = "; variables are written in capitals" if rest else ""
             if name in GONE_KEYS:
-                problems.append(UsageError(f"the key {name} is gone", GONE_KEYS[name]))
+                problems.append(UsageError(f"the key {name} was removed", GONE_KEYS[name]))
                 continue
             hint = did_you_mean(str(key), names) or capitals
             known = f"{where} has {', '.join(names)}" if where and not rest else ""

@@ -195,7 +195,7 @@ class DatasetConfig(Section):
     def __post_init__(self) -> None:
         if self.kind in ("records", "huggingface"):
             raise UsageError(
-                f"dataset.kind={self.kind} is gone",
+                f"dataset.kind={self.kind} was removed",
                 "dataset.target names a function that returns datasets.load_dataset(...)",
             )
         super().__post_init__()
@@ -444,7 +444,7 @@ class CheckpointConfig(Section):
         super().__post_init__()
         if self.mirror is not None and "://" not in self.mirror:
             raise UsageError(
-                f"checkpoint.mirror is {self.mirror!r}, which is no URL",
+                f"checkpoint.mirror is {self.mirror!r}, which is not a URL",
                 "such as s3://bucket/name, or file:///mnt/name for a directory",
             )
         if self.best is not None:

@@ -407,7 +407,7 @@ def join(hello: Hello, address: tuple[str, int], patience: float) -> Agreed:
             say(f"node 0 cannot be reached at {address[0]}:{address[1]} yet ({reason})")
         time.sleep(RETRY_SECONDS)
     raise NodeError(
-        f"node 0 was not there within {patience:.0f} s, at {address[0]}:{address[1]}"
+        f"node 0 did not answer within {patience:.0f} s at {address[0]}:{address[1]}"
         f" ({reason or 'it does not answer'})",
         "start it with NODE_RANK=0 on the machine that MASTER_ADDR names; firewalls have to allow"
         " MASTER_PORT",

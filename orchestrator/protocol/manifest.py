@@ -60,7 +60,7 @@ def unpack_entries(listing: bytes) -> tuple[ManifestEntry, ...]:
         raise Nonsense(f"a list of {len(listing)} bytes")
     ends = listing.count(b"\0")
     if ends > FIELDS * MOST_ENTRIES or ends % FIELDS or listing[-1:] not in (b"", b"\0"):
-        raise Nonsense("no list of files")
+        raise Nonsense("not a list of files")
     fields = listing.split(b"\0")[:-1]
     rows = zip(*(fields[column::FIELDS] for column in range(FIELDS)))
     entries = tuple(_entry(*row) for row in rows)
@@ -74,7 +74,7 @@ def _entry(path: bytes, kind: bytes, numbers: bytes, size: bytes, value: bytes) 
         sound = not value or HEXADECIMAL.fullmatch(value) is not None
     known = NUMBERS.fullmatch(numbers)
     if known is None or not (sound and size.isdigit() and len(size) < 16):
-        raise Nonsense(f"no entry of a list of files: {path[:60]!r}")
+        raise Nonsense(f"not an entry of a list of files: {path[:60]!r}")
     if not is_inside(path):
         raise Nonsense(f"a path that leads out of the directory: {path[:60]!r}")
     return ManifestEntry(path, kind, int(known[1], 8), int(size), value, int(known[2] or 0))

@@ -169,9 +169,9 @@ def parse_object(data: bytes | str) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise Nonsense(f"no JSON: {error}") from None
+        raise Nonsense(f"not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise Nonsense(f"no JSON object: {shorten_value(value)}")
+        raise Nonsense(f"not a JSON object: {shorten_value(value)}")
     return value
 
 

@@ -109,7 +109,7 @@ def put_in_place(partial: Path, directory: Path, step: int) -> Path:
     target = final_path(directory, step)
     with _saving(directory, step):
         if target.is_symlink() or (os.path.lexists(target) and not load_checkpoint(target).files):
-            raise JobFailed(f"{shown_name(target)} is in the way and is not one of our checkpoints")
+            raise JobFailed(f"{shown_name(target)} already exists, and is not a checkpoint")
         old = _gone(directory, step)
         if target.exists():
             target.rename(old)

@@ -377,7 +377,7 @@ class Trial(UnderFire):
         expected = {names[node] for node in self.victims}
         for attempt in ended:
             verdict = attempt["verdict"] or {}
-            who = verdict.get("node_name") or "nobody"
+            who = verdict.get("node_name") or "no node"
             blow.verdicts.append(f"{verdict.get('kind')} on {who}: {verdict.get('message')}"[:200])
             vain = verdict.get("kind") == "start" and "head killed" in blow.kind
             # A start that died with its head can name no victim.

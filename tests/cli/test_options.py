@@ -146,8 +146,8 @@ def test_warm_differs_between_nodes_and_launch() -> None:
 
 def test_removed_command_is_answered() -> None:
     for words, answer in (
-        (["who"], "who is gone: orchestrator top --once"),
-        (["generate", "slurm"], "generate is gone: docs/containers.md has files"),
+        (["who"], "who was removed: orchestrator top --once"),
+        (["generate", "slurm"], "generate was removed: docs/containers.md has files"),
     ):
         result = CliRunner().invoke(cli, words, prog_name="orchestrator", standalone_mode=False)
         assert answer in str(result.exception)
@@ -309,5 +309,5 @@ def test_show_log_prefers_option_over_variable(
 
 def test_show_log_rejects_unknown_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_LOG", "loud")
-    with pytest.raises(UsageError, match="ORCHESTRATOR_LOG=loud is no level"):
+    with pytest.raises(UsageError, match="ORCHESTRATOR_LOG=loud is not a level"):
         show_log(click.Context(click.Command("x")), click.Option(["-v"]), 0)

@@ -87,4 +87,4 @@ def test_removed_option_is_answered(name: str) -> None:
     command = cli.commands["rerun"] if name == "--env-file" else launch_command
     with pytest.raises(click.NoSuchOption) as refused:
         command.make_context("launch", [name, "x"])
-    assert usage_words(refused.value).startswith(f"error: {name} is gone: ")
+    assert usage_words(refused.value).startswith(f"error: {name} was removed: ")

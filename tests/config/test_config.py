@@ -407,6 +407,6 @@ def test_invalid_nnodes_is_refused(written: str) -> None:
 
 
 def test_removed_key_is_answered() -> None:
-    with pytest.raises(UsageError, match=r"sync\.fanout is gone") as refused:
+    with pytest.raises(UsageError, match=r"sync\.fanout was removed") as refused:
         build_dataclass(Config, {"sync": {"fanout": 8}})
     assert "leave it out" in refused.value.fix

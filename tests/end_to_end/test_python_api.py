@@ -231,9 +231,11 @@ def test_errors_have_documented_types(cluster: Cluster, head: Head) -> None:
         cluster.launch("x.py", nproc="two")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"did you mean 'max_steps'"):
         cluster.launch(set={"training.max_stepz": 5})
-    nobody = Cluster(head.script("nobody", "127.0.0.99:9\n"), ssh_config=head.cluster.ssh_config)
+    unreachable = Cluster(
+        head.script("refusing", "127.0.0.99:9\n"), ssh_config=head.cluster.ssh_config
+    )
     with pytest.raises(NodeError, match="refuses connections"):
-        nobody.run(print)
+        unreachable.run(print)
     with pytest.raises(UsageError, match="no experiment 'x'"):
         Cluster("no list").attach("x")
     assert cluster.jobs() == []

@@ -139,7 +139,7 @@ def test_publish_refuses_name_that_is_taken(tmp_path: Path, kind: str) -> None:
         place.symlink_to(tmp_path / "elsewhere")
     else:
         place.touch() if kind == "file" else place.mkdir()
-    with pytest.raises(JobFailed, match="in the way"):
+    with pytest.raises(JobFailed, match="already exists, and is not a checkpoint"):
         save(tmp_path, 5)
     assert place.is_symlink() == (kind == "link")
     assert (tmp_path / "elsewhere").is_dir()
@@ -365,12 +365,12 @@ def test_invalid_manifest_makes_checkpoint_incomplete(
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (b"", "manifest.json cannot be read: no JSON"),
-        (b'{"format": 1, "st', "manifest.json cannot be read: no JSON"),
-        (b"\xff\xfe\0", "manifest.json cannot be read: no JSON"),
-        (b"9" * 5000, "manifest.json cannot be read: no JSON"),
+        (b"", "manifest.json cannot be read: not JSON"),
+        (b'{"format": 1, "st', "manifest.json cannot be read: not JSON"),
+        (b"\xff\xfe\0", "manifest.json cannot be read: not JSON"),
+        (b"9" * 5000, "manifest.json cannot be read: not JSON"),
         (b"[" * 100_000, "manifest.json "),
-        (b"[]", "manifest.json cannot be read: no JSON object"),
+        (b"[]", "manifest.json cannot be read: not a JSON object"),
         (b'{"code": "an experiment\'s"}', "manifest.json is not the manifest of a checkpoint"),
         (None, "there is no manifest.json"),
     ],

@@ -158,7 +158,7 @@ def trainer_config(given: TrainerSettings) -> Config:
     strategy = given.strategy
     if strategy == "auto":
         raise UsageError(
-            'strategy="auto" is gone',
+            'strategy="auto" was removed',
             'leave it out for "ddp", or say "hybrid_shard" if a device is too small for the model',
         )
     check_one_of("strategy", strategy, STRATEGIES)

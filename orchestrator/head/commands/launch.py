@@ -22,7 +22,7 @@ def launch(arguments: LaunchArguments) -> int:
     if arguments.dry_run:
         return show_plan(arguments, explained=False)
     if output.as_json():
-        raise UsageError("--json goes with --dry-run", "the running job is described in job.json")
+        raise UsageError("--json needs --dry-run", "the running job is described in job.json")
     request = resolve_request(arguments)
     if (request.config.launch.queue or request.config.launch.after) and arguments.detach:
         return wait_in_background(arguments)

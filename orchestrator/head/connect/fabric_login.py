@@ -152,7 +152,7 @@ def in_protocol() -> Iterator[None]:
         raise
     except Exception as error:
         raise NodeError(
-            f"it does not keep to the SSH protocol ({type(error).__name__}: {error})",
+            f"it does not speak the SSH protocol ({type(error).__name__}: {error})",
             "is it really an sshd that answers there?",
         ) from error
 

@@ -47,7 +47,7 @@ def need_open_files(files: int, what: str) -> None:
         # The limit is reached: this directory cannot be opened either.
         has_open = most
     if most - has_open < SPARE + files:
-        raise UsageError(f"{what}: {most} files are all that this process may open", MORE_FILES)
+        raise UsageError(f"{what}: this process may open only {most} files", MORE_FILES)
 
 
 def need_room_for_nodes(nodes: Sequence[object]) -> None:
@@ -57,7 +57,9 @@ def need_room_for_nodes(nodes: Sequence[object]) -> None:
     most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     limited = os.geteuid() and most != resource.RLIM_INFINITY
     if limited and most < THREADS * len(nodes) + SPARE:
-        raise UsageError(f"{what}: you may have {most} processes and threads", MORE_THREADS)
+        raise UsageError(
+            f"{what}: this login may have only {most} processes and threads", MORE_THREADS
+        )
 
 
 T = TypeVar("T")
@@ -83,7 +85,7 @@ def map_parallel(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchest
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 crashes.append(error)
-            results[index] = NodeError("no more files may be opened here", MORE_FILES)
+            results[index] = NodeError("this process may open no more files", MORE_FILES)
         # A defect of this program: the caller raises it again.
         except BaseException as error:  # noqa: BLE001
             crashes.append(error)

@@ -148,7 +148,7 @@ class Notifier:
         if self.thread is not None:
             self.thread.join(seconds)
             if self.thread.is_alive():
-                say(f"--notify: not all was passed on within {seconds:g} s")
+                say(f"--notify: not all commands ended within {seconds:g} s")
         self.report()
 
 

@@ -73,7 +73,7 @@ class Reports:
     def _(self, updates: Lost, node: NodeState) -> None:
         if not node.lost_since:
             node.lost_since, node.silent = time.monotonic(), updates.silent
-            warn_user(f"{node.who}: {updates.why}; trying to come back")
+            warn_user(f"{node.who}: {updates.why}; reconnecting")
         node.lost_why = updates.why
 
     @take.register(Warned)
@@ -135,7 +135,7 @@ class Reports:
         for xid in nvidia.find_xids(event.line):
             if node.broken_gpu is None:
                 node.broken_gpu = xid
-                warn_user(f"{node.who}: {xid}; what uses that GPU will fail, or wait for ever")
+                warn_user(f"{node.who}: {xid}; what uses that GPU will fail or hang")
 
     @take_event.register(events.LeaseFormed)
     def _(self, event: events.LeaseFormed, node: NodeState) -> None:

@@ -84,6 +84,6 @@ def chosen_nodes(answer: str, offers: Sequence[KnownMachine]) -> tuple[Node, ...
             continue
         first, last = int(match[1]), int(match[2] or match[1])
         if not 1 <= first <= last <= len(offers):
-            raise UsageError(f"{word} is none of the numbers 1 to {len(offers)}")
+            raise UsageError(f"{word} is not a number from 1 to {len(offers)}")
         lines += [offer.name for offer in offers[first - 1 : last]]
     return parse_nodes("\n".join(dict.fromkeys(lines)), "the answer")

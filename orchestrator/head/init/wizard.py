@@ -67,13 +67,13 @@ def may_write(path: Path, asks: bool) -> bool:
         return True
     if not asks:
         raise UsageError(
-            f"{path} is there already, and is not overwritten",
+            f"{path} already exists, and is not overwritten",
             "`orchestrator nodes` shows its machines; --nodes FILE names another list",
         )
     try:
         what = f"lists {plural(len(read_nodes(path)), 'machine')}"
     except UsageError:
-        what = "is there already"
+        what = "already exists"
     return output.user_agrees(f"{output.short_path(path)} {what}. Write a new one in its place?")
 
 
@@ -83,7 +83,7 @@ def may_write(path: Path, asks: bool) -> bool:
 def choose(config: SshConfig, asks: bool) -> tuple[Node, ...]:
     """Show the machines that ssh knows, and return those that the user names."""
     if not asks:
-        raise UsageError("no machine is named", UNASKED)
+        raise UsageError("no machine was named", UNASKED)
     known = offers.find_offers(config)
     rows = [[f"{number}", one.name, one.source] for number, one in enumerate(known, 1)]
     if rows:

@@ -58,11 +58,11 @@ def read_activations() -> dict[str, str]:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if problem:
-        raise UsageError(f"{path} {problem}, and is not believed", f"look at it, then: rm {path}")
+        raise UsageError(f"{path} {problem}, and is not used", f"look at it, then: rm {path}")
     try:
         return decode_value(dict[str, str], parse_object(text))
     except Nonsense as error:
-        raise UsageError(f"{path} is not a file of ours: {error}", f"rm {path}") from error
+        raise UsageError(f"{path} is damaged: {error}", f"rm {path}") from error
 
 
 def remember_activations(new: Mapping[str, str]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from orchestrator.common.errors import UsageError
 
-# As an activation or a wrapper: the login's own, whatever is set for all nodes.
+# As an activation or a wrapper: the login's own, even where one is set for all nodes.
 NONE = "none"
 MODULE = r"[\w./+][\w./+=:-]*"
 ACTIVATIONS = (
@@ -34,7 +34,7 @@ def check_environment(activate: str | None, wrap: str | None) -> None:
         re.fullmatch(ACTIVATIONS, activate, re.ASCII) and activate.isprintable()
     ):
         raise UsageError(
-            f"--activate {activate!r}: nothing is known to activate so", f"write {ACTIVATION_FORMS}"
+            f"--activate {activate!r}: not a known form of activation", f"write {ACTIVATION_FORMS}"
         )
     if wrap is not None and not (wrap.strip() and wrap.isprintable()):
         raise UsageError(

@@ -56,7 +56,7 @@ class Node:
     python: str | None = None
     workdir: str | None = None
     ifname: str | None = None
-    # Empty if the line says "none": the login's own, whatever a launch sets for all nodes.
+    # Empty if the line says "none": the login's own, even where a launch sets one for all.
     activate: str | None = None
     wrap: str | None = None
     # The site of the machine, which is only shown.

@@ -228,7 +228,7 @@ def stand_by(prepared: Prepared, starting: JobRecord, first: Placement) -> list[
 
     results = fleet.map_parallel(list(enumerate(spares, len(prepared.plan.nodes))), give)
     for node, error in failures.failed_nodes([spare.node for spare in spares], results):
-        say(f"{node.name} cannot stand by: {error.what}")
+        say(f"{node.name} cannot be a spare: {error.what}")
     standing = [result for result in results if isinstance(result, NodeRecord)]
     if standing:
         say(f"{plural(len(standing), 'spare node')}: {join_names([n.name for n in standing])}")

@@ -46,7 +46,7 @@ def load_cargo(source: Path, destination: str | None) -> Cargo:
         where += name
     if not (where.startswith(("/", "~/")) and Path(where).name not in ("", "~", "..")):
         raise UsageError(
-            f"{destination} is relative, and nodes have no directory that it could begin in",
+            f"{destination} is relative, and nodes have no current directory",
             "write it in full, beginning with / or ~/",
         )
     try:

@@ -146,7 +146,7 @@ class Outbox:
         note_failed(lacking.failed)
         if max(lacking.numbers, default=-1) >= len(entries):
             raise NodeError("it lacks files that the list does not have")
-        # Each once, in the order of the list, whatever the node says.
+        # Each once, in the order of the list: a node may name them in any order, or twice.
         numbers = [number for number in sorted({*lacking.numbers}) if entries[number].kind == FILE]
         log.debug("%s: lacks %d files", channel.name, len(numbers))
         seen(self.tree.size - sum(entries[number].size for number in numbers))

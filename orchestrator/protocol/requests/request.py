@@ -155,7 +155,7 @@ def read_request(fields: dict[str, Any]) -> Request[Any]:
         importlib.import_module(f"orchestrator.protocol.requests.{room}")
     kind = REQUESTS.get(do)
     if kind is None:
-        raise Nonsense(f"no request: {shorten_value(fields.get('do'))}")
+        raise Nonsense(f"not a request: {shorten_value(fields.get('do'))}")
     return decode_value(kind, {name: value for name, value in fields.items() if name != "do"})
 
 

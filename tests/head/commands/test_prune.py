@@ -125,7 +125,7 @@ def test_prune_handles_missing_or_invalid_directory(tmp_path: Path) -> None:
         (["--keep", "x"], "not a valid integer"),
         (["--keep", "1", "--older-than", "3dd"], "there is no unit 'dd'; did you mean 'd'?"),
         (["--keep", "1", "name"], "unexpected extra argument"),
-        (["--pin", "m_20260101_000000"], "--pin is gone: touch experiments/NAME/.pin"),
+        (["--pin", "m_20260101_000000"], "--pin was removed: touch experiments/NAME/.pin"),
     ],
 )
 def test_prune_refuses_invalid_options(

@@ -188,8 +188,8 @@ def test_preview_lists_job_once_per_machine(
     monkeypatch.setattr(stop.stopping, "ask_node", lambda *_: answer)
     nodes = parse_nodes("127.0.0.[2-3]\n", "list")
     # The patched ask_once answers for each node.
-    nobody = cast(Transport, None)
-    alive = stop.stopping.stop_everything(nobody, nodes, all_users=False, only_show=True)
+    unused = cast(Transport, None)
+    alive = stop.stopping.stop_everything(unused, nodes, all_users=False, only_show=True)
     assert stop.stopping.preview_stop(alive, tmp_path).splitlines() == [
         "lm-1: 3 processes on 127.0.0.2",
         "1 job on 1 node",

@@ -95,11 +95,11 @@ def test_connect_explains_limit_of_open_files() -> None:
     )
     said = done.stdout.splitlines()
     assert said[0] == (
-        "100 nodes cannot be connected to at once: 64 files are all that this process may open"
+        "100 nodes cannot be connected to at once: this process may open only 64 files"
     )
     assert "ulimit -n" in said[1]
     connected = [line for line in said[2:] if line.isdigit()]
-    refused = [line for line in said[2:] if line == "no more files may be opened here"]
+    refused = [line for line in said[2:] if line == "this process may open no more files"]
     assert connected and len(connected) + len(refused) == 100
 
 

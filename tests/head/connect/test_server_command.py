@@ -280,7 +280,7 @@ def test_wrap_surrounds_whole_server(home: Path, monkeypatch: pytest.MonkeyPatch
     ["venv", "venv:", "venv:relative", "conda:", "conda:-n", "module:", "module:a,,-b", "x:/a"],
 )
 def test_check_refuses_unknown_activation(text: str) -> None:
-    with pytest.raises(Exception, match="nothing is known to activate"):
+    with pytest.raises(Exception, match="not a known form of activation"):
         check_environment(text, None)
 
 

@@ -132,7 +132,7 @@ def test_slow_command_delays_neither_head_nor_others(tmp_path: Path, said: list[
     began = time.monotonic()
     notifier.close(0.5)
     assert time.monotonic() - began < 5
-    assert said == ["--notify: not all was passed on within 0.5 s"]
+    assert said == ["--notify: not all commands ended within 0.5 s"]
     # The reports go out in order, so the second one still waits for the slow command.
     assert (tmp_path / "told").read_text() == "\n"
     (tmp_path / "go").touch()

@@ -47,8 +47,8 @@ OFFERS = [KnownMachine("gpu1", ""), KnownMachine("gpu2", ""), KnownMachine("10.0
         ("2 1", ["gpu2", "gpu1"]),
         ("2-3, ada@gpu[07,08]", ["gpu2", "10.0.0.8:2222", "ada@gpu07", "ada@gpu08"]),
         ("1,1 gpu1", ["gpu1"]),
-        ("4", "4 is none of the numbers 1 to 3"),
-        ("2-1", "2-1 is none of the numbers"),
+        ("4", "4 is not a number from 1 to 3"),
+        ("2-1", "2-1 is not a number"),
         ("-oProxyCommand=x", "is not a host name"),
     ],
 )

@@ -76,7 +76,7 @@ def test_init_without_questions_writes_list_that_launches(two_nodes: Cluster, he
     assert code == 0 and out.count("| trains") == 2, err
     before = (here / LIST).read_bytes()
     code, _, err = typed(["init", two_nodes.addresses[0], "--yes", *reach], here)
-    assert code == 2 and f"{LIST} is there already, and is not overwritten" in err
+    assert code == 2 and f"{LIST} already exists, and is not overwritten" in err
     assert (here / LIST).read_bytes() == before
 
 
@@ -110,7 +110,7 @@ def test_wizard_offers_known_machines_and_mends_logins(
         ["--ssh-config", str(cluster.ssh_config), "--connect-timeout", "60"],
         ("Write a new one in its place? [y/N]", "y\n"),
         (f"3  {third}", "9\n"),
-        ("9 is none of the numbers 1 to 3", "2,1 3\n"),
+        ("9 is not a number from 1 to 3", "2,1 3\n"),
         (f"{second}: it denies", lambda: None),
         ("c copies your key there by ssh-copy-id", "c\n"),
         ("Permission denied", lambda: None),

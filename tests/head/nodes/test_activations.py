@@ -28,7 +28,7 @@ def test_activations_are_stored_per_machine(kept: Path) -> None:
 def test_read_refuses_damaged_file(kept: Path, text: str) -> None:
     kept.write_text(text)
     kept.chmod(0o600)
-    with pytest.raises(UsageError, match=r"activations\.json is not") as caught:
+    with pytest.raises(UsageError, match=r"activations\.json is damaged") as caught:
         activations.read_activations()
     assert caught.value.fix.startswith("rm ")
 
@@ -36,7 +36,7 @@ def test_read_refuses_damaged_file(kept: Path, text: str) -> None:
 def test_read_refuses_file_writable_by_others(kept: Path) -> None:
     activations.remember_activations({"gpu01": "venv:/a"})
     kept.chmod(0o666)
-    with pytest.raises(UsageError, match="may be written by everybody, and is not believed"):
+    with pytest.raises(UsageError, match="may be written by everybody, and is not used"):
         activations.read_activations()
     kept.unlink()
     kept.symlink_to("/etc/passwd")

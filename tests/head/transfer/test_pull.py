@@ -73,4 +73,4 @@ def test_gather_names_missing_or_damaged_parts(tmp_path: Path) -> None:
     nodes = [with_step(tmp_path, 0, "ab"), with_step(tmp_path, 1, "c", size=2)]
     assert pull.checkpoint_sources(nodes) == ({}, {STEP: "step 8 lacks c (written by nc)"})
     broken = replace(offered(tmp_path, 0), manifests={STEP: b"{"})
-    assert "no JSON" in pull.checkpoint_sources([broken])[1][STEP]
+    assert "not JSON" in pull.checkpoint_sources([broken])[1][STEP]

@@ -20,6 +20,6 @@ def test_wait_for_returns_once_master_listens() -> None:
 
 def test_wait_for_gives_up_without_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fast_torchrun, "PATIENCE_SECONDS", 0.2)
-    with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))
-        fast_torchrun.wait_for("127.0.0.1", nobody.getsockname()[1])
+    with socket.socket() as deaf:
+        deaf.bind(("127.0.0.1", 0))
+        fast_torchrun.wait_for("127.0.0.1", deaf.getsockname()[1])

@@ -168,7 +168,7 @@ def test_damaged_content_is_requested_again(
 
 def test_invalid_requests_are_refused(store: Store) -> None:
     session, into = ServerSession(), RemoteDir(kind=STORE)
-    with pytest.raises(Refusal, match="no list of files"):
+    with pytest.raises(Refusal, match="not a list of files"):
         asked(session, Offer(into=into), LISTING[1:-1])
     nameless = manifest.pack_entries([ENTRIES[0]._replace(value=b"")])
     with pytest.raises(Refusal, match="without its checksum"):

@@ -156,7 +156,7 @@ def test_every_kind_of_experiment_is_shown(site: Site) -> None:
     text = site.get("/").text
     rows = [" ".join(Parts(row).words.split()) for row in text.split("<tr>")[2:]]
     assert [row[0] for row in rows] == ["e", "d", "c", "b", "a"]
-    assert "damaged" in rows[0] and "no JSON" in rows[0]
+    assert "damaged" in rows[0] and "not JSON" in rows[0]
     assert "running 40" in rows[1] and "rank 2 +29%" in rows[1]
     assert "an exception: ValueError: 3 failed" in rows[3]
     for name in ("a_20260101", "b_20260102", "c_20260103", "d_20260104"):

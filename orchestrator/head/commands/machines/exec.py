@@ -71,8 +71,7 @@ def directory_on(node: NumberedNode, wanted: str | None) -> Directory:
     if wanted is not None:
         if wanted != "~" and not wanted.startswith(("/", "~/")):
             raise UsageError(
-                f"--workdir {wanted} is relative, and nodes have no directory that it could begin"
-                " in",
+                f"--workdir {wanted} is relative, and nodes have no current directory",
                 f"write it in full, such as --workdir {Path.cwd() / wanted} or ~/{wanted}",
             )
         return Directory(wanted, needed=True)

@@ -186,7 +186,7 @@ def of_path(chosen: Chosen, wanted: str, destination: Path | None) -> list[pulli
     """Return a source for each chosen node of the list; each node's files get a directory here."""
     name = PurePosixPath(wanted).name
     if name in ("", ".", "..", "~"):
-        raise UsageError(f"{wanted} has no name that its copy here could have")
+        raise UsageError(f"{wanted} does not end in the name of a file or directory")
     return [
         pulling.PullSource(
             target.index,

@@ -64,7 +64,7 @@ def parse_variables(texts: Sequence[str]) -> list[Variable]:
 def variable_of(text: str) -> Variable:
     match = VARIABLE.fullmatch(text)
     if match is None:
-        raise UsageError(f"{text!r} is no variable with its values", "write lr=1e-4,3e-4")
+        raise UsageError(f"{text!r} is not NAME=VALUES", "write lr=1e-4,3e-4")
     name, values = match.groups()
     if between := BETWEEN.fullmatch(values):
         return range_of(name, *between.groups())
@@ -78,7 +78,7 @@ def variable_of(text: str) -> Variable:
         try:
             found = json.loads(values)
         except ValueError as error:
-            raise UsageError(f"{text}: this is no list of JSON: {error}") from None
+            raise UsageError(f"{text}: not a JSON list: {error}") from None
         listed = [one if isinstance(one, str) else json.dumps(one) for one in found]
     if not listed:
         raise UsageError(f"{name} has no values", f"write {name}=1,2,3, or {name}=0..9")
@@ -95,7 +95,7 @@ def range_of(name: str, kind: str, low: str, high: str) -> Variable:
     least = 0.0 if kind == "log" else -math.inf
     if not least < ends[0] < ends[1] < math.inf:
         raise UsageError(
-            f"{name}={kind}({low},{high}) is no range",
+            f"{name}={kind}({low},{high}) is not a range",
             f"write two numbers, the lower one first: {name}={kind}(1e-5,1e-2)",
         )
     return Variable(name, (), *ends, kind == "log")

@@ -330,7 +330,7 @@ def begin_sweep(base: LaunchArguments, terms: Terms, members: Sequence[Member] |
     if options["claim"] == "none":
         options["queue"] = False
         if terms.jobs is None:
-            raise UsageError("--claim none goes with a number of members at once", "add --jobs N")
+            raise UsageError("--claim none needs --jobs", "add --jobs N")
     base = replace(base, launch=options)
     any_values = {variable.name: "1" for variable in terms.variables}
     check(base, terms, members[0] if members else Member(0, any_values))
