@@ -601,7 +601,7 @@ BUDGETS = {
     "engine/verify": 330,
     "engine/saving": 1564,
     "engine/sharding": 433,
-    "head/connect": 1298,
+    "head/connect": 1300,
     "head/follow": 2400,
     "head/background": 142,
     "head/commands": 1915,

@@ -78,6 +78,8 @@ MEANINGS = (
     ("timed out|timeout", "it does not answer", "is it up? does a firewall drop the packets?"),
     ("Could not resolve hostname", "its name cannot be resolved", "check its spelling"),
 )
+# sshd would have asked for a password next.
+TAKES_PASSWORDS = re.compile(r"Permission denied \(\S*(password|keyboard-interactive)")
 # Lines of ssh's warnings without information about this host.
 NOISE = re.compile(
     "@|Warning: Permanently|Host key verification failed|IT IS POSSIBLE|Someone could|It is also"
@@ -118,7 +120,8 @@ class SshProcess(ProcessConnection):
         """Return the error for a failed ssh; without a known cause it is fabric's error."""
         lines = [line.strip() for line in complaints.splitlines() if not NOISE.match(line)]
         said = "; ".join(lines[-3:])[-LONGEST // 10 :] or f"exit code {FAILED}"
-        fix = f"try: {self.by_hand}"
+        copies = TAKES_PASSWORDS.search(complaints) is not None
+        fix = "copy your key there with ssh-copy-id, or " * copies + f"try: {self.by_hand}"
         for pattern, meaning, remedy in MEANINGS:
             if found := re.search(pattern, complaints):
                 what = f"{meaning.format(*found.groups())}; ssh itself says: {said}"

@@ -21,6 +21,7 @@ from orchestrator.head.connect.openssh import SshProcess
 from orchestrator.head.connect.reach import open_channel
 from orchestrator.head.connect.ssh import SshTransport
 from orchestrator.head.connect.ssh_config import Destination, SshConfig
+from orchestrator.head.connect.way import Way
 from orchestrator.head.nodes.node_list import Node
 from tests.clusters.loopback import FaultyLoopback
 from tests.clusters.require import require_sshd
@@ -205,6 +206,16 @@ def test_host_that_needs_ssh_goes_through_ssh(
             desk.connect("one")
     finally:
         cluster.allow_keys(0)
+
+
+@pytest.mark.parametrize(
+    ("methods", "copies"), [("publickey,password", True), ("publickey", False)]
+)
+def test_refusal_names_ssh_copy_id_where_password_is_accepted(methods: str, copies: bool) -> None:
+    connection = SshProcess(("ssh",), "gpu1", Way("ssh", "it is new"), "ssh gpu1 true", None)
+    refused = connection.refusal(f"me@gpu1: Permission denied ({methods}).\n")
+    assert ("ssh-copy-id" in refused.fix) == copies
+    assert refused.fix.endswith("try: ssh gpu1 true")
 
 
 def test_silent_proxy_command_times_out(cluster: FaultyLoopback, tmp_path: Path) -> None:

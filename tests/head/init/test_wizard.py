@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -122,7 +123,8 @@ def test_wizard_offers_known_machines_and_mends_logins(
     )
     assert code == 0, text
     assert [node.name for node in read_nodes(here / LIST)] == [second, first]
-    assert "all is well" in text
+    # Another program of this machine may have the default port, which is a warning.
+    assert re.search(r"2 nodes, quick checks, .*: (.*all is well|1 warn)", text)
 
 
 @pytest.mark.parametrize(
