@@ -338,7 +338,7 @@ def look(job: Job, codes: list[int]) -> Seen:
 
 def words(line: str, job: Job) -> str:
     """Return the line without measured values."""
-    line = re.sub(r"[\d,]+\.\d+|\d+(?=%| ms\b| s\b)", "#", line.replace(job.directory, "JOB"))
+    line = re.sub(r"[\d,]+\.\d+|[\d,]+(?=%| ms\b| s\b)", "#", line.replace(job.directory, "JOB"))
     return " ".join(line.split())
 
 

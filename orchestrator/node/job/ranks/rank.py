@@ -87,6 +87,9 @@ class Rank:
     def main(self) -> None:
         self.forked = self.spec["start"] == "fork"
         self.take_output()
+        # torch interrupts its children when torchrun dies. Here the supervisor ends them, once it
+        # knows the cause.
+        prctl(PR_SET_PDEATHSIG, 0)
         # Blocked until both processes have their own handlers. torchrun's would raise in the wrong
         # place, and a newly forked rank would ignore a request to stop.
         signal.pthread_sigmask(signal.SIG_BLOCK, HELD)
@@ -113,9 +116,6 @@ class Rank:
 
         A process that torchrun forked must return: torchrun would wait for its value forever.
         """
-        # torch interrupts its children when torchrun dies. Here the supervisor ends them, once it
-        # knows the cause.
-        prctl(PR_SET_PDEATHSIG, 0)
 
         def forward(signum: int, frame: FrameType | None) -> None:
             with contextlib.suppress(ProcessLookupError):
