@@ -32,7 +32,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("orchestrator logs EXP --system", "what the head and the nodes did, where a job hangs"),
     ),
     "ls": (
-        ("orchestrator ls --running", "those that wait or run"),
+        ("orchestrator ls --running", "those that run; nodes --queue has what waits"),
         ("orchestrator ls --tag paper", "those with a tag"),
         ("orchestrator ls --all --json", "all of them, for a program"),
     ),

@@ -157,7 +157,7 @@ def top(where: Where, once: bool, watch: bool, seconds: float) -> int:
 
 @cli.command()
 @shared_options
-@click.option("--running", is_flag=True, help="List only jobs that wait or run.")
+@click.option("--running", is_flag=True, help="List only jobs that run, or wait in Slurm.")
 @click.option("--all", "every", is_flag=True, help="List all jobs, not only the newest 20.")
 @click.option("--tag", "tags", multiple=True, metavar="WORD", help="List only jobs with this tag.")
 @json_option
