@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Where
 from orchestrator.protocol.requests.claims import ClaimEntry
 from orchestrator.views.dashboard.app import MOST_PAGES, Guard
-from orchestrator.views.dashboard.command import stop_job
+from orchestrator.views.dashboard.command import ClusterWatch, stop_job
 from orchestrator.views.serve import listen_on_port
 from tests.node.running import wait_until
 from tests.views.dashboard.client import Site
@@ -192,6 +193,18 @@ def test_every_page_of_the_bar_is_shown(site: Site) -> None:
         assert all(word in parts.words for word in words), (path, parts.words)
         links = [value for key, value in parts.attributes if key == "href"]
         assert {"/", "/sweeps", "/cluster", "/queue"} <= set(links)
+
+
+def test_nodes_are_asked_while_a_page_shows_them(tmp_path: Path) -> None:
+    # No server listens on this port.
+    (tmp_path / "nodes.txt").write_text("127.0.0.1:1\n")
+    where = Where(nodes=tmp_path / "nodes.txt", experiments=tmp_path)
+    with closing(ClusterWatch(where)) as watch:
+        assert watch.newest().nodes[0].problem == "connecting ..."
+        wait_until(lambda: "refuse" in watch.newest().nodes[0].problem, patience=60)
+        watch.wanted_until = 0.0
+        wait_until(lambda: watch.sample is None, patience=60)
+        assert watch.newest().nodes[0].problem == "connecting ..."
 
 
 def test_damaged_experiment_hides_no_other(site: Site) -> None:
