@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from dataclasses import dataclass
@@ -17,6 +18,10 @@ UNREADABLE = "damaged"
 LONGEST_CAUSE = 300
 # What a record raises that cannot be read, or makes no sense: that one's trouble, not the list's.
 TROUBLE = (OSError, UsageError, ValueError, KeyError, TypeError, AttributeError, ArithmeticError)
+
+
+# Options of a launch that say where it was typed, and nothing of the job.
+OF_THE_PLACE = re.compile(r"(?<!\S)--(nodes|ssh-config|experiments)[= ]('[^']*'|\S+) ?")
 
 
 @dataclass(frozen=True)
@@ -45,8 +50,10 @@ class Row:
 
 
 def command_of(record: JobRecord) -> str:
-    """Return the program of a job with its arguments, in one line."""
-    return in_one_line(shlex.join(record.program or record.command[1:]))
+    """Return the program of a job with its arguments, or the options of the engine, in one line."""
+    return in_one_line(
+        shlex.join(record.program) or OF_THE_PLACE.sub("", shlex.join(record.command[1:]))
+    )
 
 
 def row_of(experiment: Experiment, record: JobRecord) -> Row:

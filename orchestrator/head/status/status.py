@@ -71,8 +71,9 @@ def from_record(record: JobRecord) -> list[JobState]:
 
 def job_now(experiment: Experiment, record: JobRecord, states: Sequence[JobState]) -> str:
     if not record.over and states and all(state.state == "ended" for state in states):
-        name = shlex.quote(experiment.name)
-        return f"ended (its logs and its verdict: orchestrator attach {name})"
+        return (
+            f"ended (its logs and its verdict: orchestrator attach {shlex.quote(experiment.name)})"
+        )
     return record.state
 
 
@@ -302,8 +303,9 @@ def find_job(where: Where, wanted: str | None) -> FoundJob:
 
 def transport_without_record(where: Where) -> SshTransport:
     """Return the way to nodes of which nothing but the node list is known."""
-    seconds = where.connect_timeout or Launch.connect_timeout
-    return SshTransport(SshConfig(where.ssh_config), timeout=seconds)
+    return SshTransport(
+        SshConfig(where.ssh_config), timeout=where.connect_timeout or Launch.connect_timeout
+    )
 
 
 def find_experiment(where: Where, wanted: str | None) -> Experiment | None:
