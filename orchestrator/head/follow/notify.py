@@ -75,11 +75,6 @@ def shown_command(command: str) -> str:
     return f"{program} {REDACTED}" if arguments else program
 
 
-def secret_commands(commands: Sequence[str]) -> list[str]:
-    """Return the commands that no record may show in full."""
-    return [command for command in commands if shown_command(command) != command]
-
-
 def kept_commands(experiment: Experiment) -> tuple[str, ...]:
     """Return the commands of a job; raise UsageError if another login may have written them."""
     path = experiment.path / NOTIFY

@@ -14,7 +14,6 @@ import shutil
 
 from orchestrator.common import files
 from orchestrator.common.permissions import loose_levels
-from orchestrator.node.job.run_directory import jobs_home
 
 KEY = re.compile(r"[0-9a-f]{16}")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,60}")
@@ -27,7 +26,7 @@ class Environments:
     """The directory that holds the environments of this node."""
 
     def __init__(self) -> None:
-        self.root = os.path.abspath(os.path.join(jobs_home(), "environments"))
+        self.root = os.path.abspath(os.path.join(files.our_directory(), "environments"))
 
     def prepare(self) -> None:
         """Create the directory; refuse one in which other users could replace programs."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.common import files
 from orchestrator.node.job import job_processes, processes, resume_dir
-from orchestrator.node.job.run_directory import RunDir, all_runs, jobs_home, names_in
+from orchestrator.node.job.run_directory import RunDir, all_runs, names_in
 from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.follow import RemovedRun, RemovedRuns
 
@@ -42,7 +42,7 @@ def remove_runs(wanted: Sequence[Run], library: str) -> RemovedRuns:
         runs.append(RemovedRun(job=job, node=node, problem=problem))
     resume_dir.remove_forgotten(time.time())
     remove_libraries(library, freed.append)
-    for directory in (os.path.join(jobs_home(), "runs"), os.path.join(jobs_home(), "lib")):
+    for directory in (os.path.join(files.our_directory(), each) for each in ("runs", "lib")):
         # An earlier removal may have been interrupted before it deleted these.
         for name in names_in(directory):
             if name.startswith(".") and files.GONE in name:
@@ -106,7 +106,7 @@ def old_libraries(current: str, now: float) -> list[str]:
         except (OSError, ValueError):
             # This run may need any of them.
             return []
-    directory = os.path.join(jobs_home(), "lib")
+    directory = os.path.join(files.our_directory(), "lib")
     old = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(directory):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from orchestrator.node.job.run_directory import jobs_home
+from orchestrator.common import files
 
 # The errors for which a job's files cannot be written here and another directory can be chosen.
 # Some network disks have no sockets and named pipes.
@@ -327,8 +327,6 @@ def error_in_words(error: BaseException) -> str:
     # The probe does not need this import.
     import resource
 
-    from orchestrator.common import files
-
     no_process = none_left(error)
     if no_process or not isinstance(error, OSError) or not error.strerror:
         return no_process or str(error)
@@ -339,7 +337,7 @@ def error_in_words(error: BaseException) -> str:
         return "its login may not write a file as large as that (`ulimit -f`)"
     path = os.fsdecode(error.filename) if isinstance(error.filename, (str, bytes)) else ""
     what = f"{path}: {files.reason_of_error(error)}" if path else files.reason_of_error(error)
-    ours = error.errno in NO_PLACE and path.startswith(os.path.join(jobs_home(), ""))
+    ours = error.errno in NO_PLACE and path.startswith(os.path.join(files.our_directory(), ""))
     return f"{what}; {ELSEWHERE}" if ours else what
 
 

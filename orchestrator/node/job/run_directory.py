@@ -24,12 +24,9 @@ from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.version import Version
 
 E = TypeVar("E", bound=Event)
+# The socket of a supervisor, or of a standby.
+SOCKET = "socket"
 JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=,-]{0,199}")
-
-
-def jobs_home() -> str:
-    """Return the node's directory for jobs, which ORCHESTRATOR_HOME overrides."""
-    return os.environ.get("ORCHESTRATOR_HOME") or os.path.expanduser("~/.orchestrator")
 
 
 class RunDir:
@@ -41,14 +38,14 @@ class RunDir:
             raise ValueError(f"not a job and its node: {job!r}, {node!r}")
         self.job = job
         self.node = node
-        self.path = os.path.join(jobs_home(), "runs", job, str(node))
+        self.path = os.path.join(files.our_directory(), "runs", job, str(node))
         self.spec = os.path.join(self.path, "spec.json")
         self.log = os.path.join(self.path, "log")
         self.ranks = os.path.join(self.path, "ranks")
         self.events = os.path.join(self.path, "events.jsonl")
         # The supervisor's own log, for people.
         self.system = os.path.join(self.path, "supervisor.log")
-        self.socket = os.path.join(self.path, "socket")
+        self.socket = os.path.join(self.path, SOCKET)
         self.reports = os.path.join(self.path, "reports")
         # Only the time of this file is used.
         self.torch_ready = os.path.join(self.path, "torch_ready")
@@ -156,7 +153,7 @@ SYSTEM_TIME = "%Y-%m-%d %H:%M:%S"
 
 def server_log() -> str:
     """Return the path of the servers' log: machines that share a home have a file each."""
-    return os.path.join(jobs_home(), f"server-{socket.gethostname()}.log")
+    return os.path.join(files.our_directory(), f"server-{socket.gethostname()}.log")
 
 
 class SystemLog:
@@ -223,7 +220,7 @@ def note_stop_of_all() -> None:
 def _stop_of_all() -> str:
     """Return the file of the identifier: machines that share a home each have their own."""
     return os.path.join(
-        jobs_home(), "runs", f".stopped-{zlib.crc32(os.fsencode(machine_name())):08x}"
+        files.our_directory(), "runs", f".stopped-{zlib.crc32(os.fsencode(machine_name())):08x}"
     )
 
 
@@ -238,12 +235,12 @@ def machine_name() -> str:
 
 def runs_here() -> str:
     """Return an identifier of this user's directory for jobs here, the same after a reboot."""
-    return f"{os.getuid()} {jobs_home()} {zlib.crc32(os.fsencode(machine_name())):08x}"
+    return f"{os.getuid()} {files.our_directory()} {zlib.crc32(os.fsencode(machine_name())):08x}"
 
 
 def all_runs() -> Iterator[RunDir]:
     """Yield every run that has a directory on this machine."""
-    runs = os.path.join(jobs_home(), "runs")
+    runs = os.path.join(files.our_directory(), "runs")
     for job in filter(JOB_NAME.fullmatch, names_in(runs)):
         nodes = (int(name) for name in names_in(os.path.join(runs, job)) if name.isdigit())
         yield from (RunDir(job, node) for node in sorted(nodes))
@@ -262,13 +259,13 @@ def connect_supervisor(run: RunDir) -> socket.socket:
     return connect_in(run.path)
 
 
-def connect_in(path: str, name: str = "socket", seconds: float = 5.0) -> socket.socket:
+def connect_in(path: str, seconds: float = 5.0) -> socket.socket:
     """Connect to a socket in a directory, by a path that fits into a socket's address."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     client = socket.socket(socket.AF_UNIX)
     try:
         client.settimeout(seconds)
-        client.connect(f"/proc/self/fd/{directory}/{name}")
+        client.connect(f"/proc/self/fd/{directory}/{SOCKET}")
     except OSError:
         client.close()
         raise
@@ -277,15 +274,15 @@ def connect_in(path: str, name: str = "socket", seconds: float = 5.0) -> socket.
     return client
 
 
-def listen_in(path: str, name: str = "socket", backlog: int = 16) -> socket.socket:
+def listen_in(path: str) -> socket.socket:
     """Listen at a socket in a directory, by a short enough name; only this user may connect."""
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     server = socket.socket(socket.AF_UNIX)
     try:
-        with files.path_in_errors(os.path.join(path, name)):
-            server.bind(f"/proc/self/fd/{directory}/{name}")
-        os.chmod(os.path.join(path, name), 0o600)
-        server.listen(backlog)
+        with files.path_in_errors(os.path.join(path, SOCKET)):
+            server.bind(f"/proc/self/fd/{directory}/{SOCKET}")
+        os.chmod(os.path.join(path, SOCKET), 0o600)
+        server.listen()
     except OSError:
         server.close()
         raise

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from orchestrator.common import files
 from orchestrator.common.permissions import user_name
 from orchestrator.node.job import processes
 from orchestrator.node.job.processes import TICKS
-from orchestrator.node.job.run_directory import jobs_home
 from orchestrator.node.machine import amd, nvidia, sysfs, tool
 from orchestrator.node.machine.probe import gather_parts
 from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, Torch, User
@@ -206,7 +206,7 @@ def memory() -> dict[str, int]:
 def space() -> dict[str, int]:
     """Return the total and free size of the file system of the jobs' directories."""
     try:
-        status = os.statvfs(jobs_home())
+        status = os.statvfs(files.our_directory())
     # The directory is missing before the first job.
     except OSError:
         return {}

@@ -14,7 +14,8 @@ import shutil
 import zlib
 from collections.abc import Mapping
 
-from orchestrator.node.job.run_directory import jobs_home, machine_name
+from orchestrator.common import files
+from orchestrator.node.job.run_directory import machine_name
 from orchestrator.protocol.spec import Spec
 
 # Each variable with its part of the directory.
@@ -50,7 +51,7 @@ def directory(spec: Spec) -> str:
 def caches_root() -> str:
     # Machines that share a home have other processors.
     name = f"{zlib.crc32(os.fsencode(machine_name())):08x}"
-    return os.path.join(os.path.abspath(jobs_home()), "compiled", name)
+    return os.path.join(os.path.abspath(files.our_directory()), "compiled", name)
 
 
 def prune_caches(now: float) -> None:

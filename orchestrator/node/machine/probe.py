@@ -18,13 +18,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from orchestrator.common import files
 from orchestrator.common.program import program_at
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import (
     RunDir,
     all_runs,
     connect_supervisor,
-    jobs_home,
     runs_here,
 )
 from orchestrator.node.machine import amd, disks, network, nvidia, sysfs
@@ -97,8 +97,8 @@ def probe_machine(request: Probe, root: str = "") -> dict[str, Any]:
 def disks_of(workdir: str) -> dict[str, Work]:
     return {
         # A missing workdir is sent, and then lies below the home of this program.
-        "disk": lambda: disks.disk_of(workdir if os.path.isdir(workdir) else jobs_home()),
-        "home": lambda: disks.disk_of(jobs_home()),
+        "disk": lambda: disks.disk_of(workdir if os.path.isdir(workdir) else files.our_directory()),
+        "home": lambda: disks.disk_of(files.our_directory()),
         "shm": disks.shared_memory,
     }
 
@@ -162,21 +162,20 @@ def gpu_count(root: str = "") -> int:
     return in_dev or amd.count_gpus(root)
 
 
-KINDS = {
-    "nofile": resource.RLIMIT_NOFILE,
-    "memlock": resource.RLIMIT_MEMLOCK,
-}
-
-
 def login_limits() -> Limits:
     """Return the limits of this login, which its ranks inherit."""
-    return Limits(**{name: resource.getrlimit(kind) for name, kind in KINDS.items()})
+    return Limits(
+        nofile=resource.getrlimit(resource.RLIMIT_NOFILE),
+        memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK),
+    )
 
 
 def memory_kb(root: str = "") -> dict[str, int]:
     sizes = sysfs.read_meminfo(root)
-    parts = {"memory_kb": "MemTotal", "memory_available_kb": "MemAvailable"}
-    return {name: sizes.get(part, 0) >> 10 for name, part in parts.items()}
+    return {
+        "memory_kb": sizes.get("MemTotal", 0) >> 10,
+        "memory_available_kb": sizes.get("MemAvailable", 0) >> 10,
+    }
 
 
 # A machine that ran thousands of jobs must not read all of their events.
@@ -283,7 +282,7 @@ def pythons_with_torch(workdir: str) -> tuple[str, ...]:
     """Return the Pythons here that have torch, with ~ for the home."""
     login = os.path.expanduser("~")
     found: dict[str, None] = {}
-    ours = os.path.join(jobs_home(), "environments/newest")
+    ours = os.path.join(files.our_directory(), "environments/newest")
     work, of_login = glob.escape(workdir), glob.escape(login)
     usual = (p.replace("{work}", work).replace("~", of_login, 1) for p in ENVIRONMENTS)
     for path in (glob.escape(ours), *usual):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from orchestrator.common import files
-from orchestrator.node.job.run_directory import RunDir, jobs_home
+from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.session import ServerSession, SessionState
 from orchestrator.node.transfer import snapshot
 from orchestrator.node.transfer.store import Store
@@ -120,7 +120,11 @@ def is_of_python(path: str, source: str) -> bool:
     """Return True for the environment itself, if it lies in the directory, and this library."""
     prefix = os.path.realpath(sys.prefix)
     of_prefix = is_below(prefix, source) and is_below(path, prefix)
-    return of_prefix or is_below(path, os.path.realpath(jobs_home())) or path.endswith(PACKAGES)
+    return (
+        of_prefix
+        or is_below(path, os.path.realpath(files.our_directory()))
+        or path.endswith(PACKAGES)
+    )
 
 
 def spec_with_snapshot_first(spec: Spec) -> Spec:

@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 from orchestrator.common import files
 from orchestrator.common.folder import Folder
 from orchestrator.node.job import resume_dir
-from orchestrator.node.job.run_directory import RunDir, jobs_home
+from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer import snapshot
 from orchestrator.node.transfer.listing import Listing
 from orchestrator.node.transfer.receive import (
@@ -64,7 +64,7 @@ def written_files(run: RunDir, request: AskJobFiles) -> JobFiles:
     spec = run.read_spec()
     roots, since = roots_of(run, spec, request.outputs), began(run, spec)
     experiments = os.path.dirname(experiment(run, spec))
-    apart = set(map(os.path.realpath, (jobs_home(), experiments, spec.workdir)))
+    apart = set(map(os.path.realpath, (files.our_directory(), experiments, spec.workdir)))
     until, found, whole = time.monotonic() + SEARCH_SECONDS, list[OutputFile](), True
     parents = list[OutputFile]()
     for name, root in roots.items():

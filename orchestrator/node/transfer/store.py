@@ -18,7 +18,6 @@ from pathlib import Path
 from orchestrator.common import files
 from orchestrator.common.folder import Folder
 from orchestrator.common.permissions import other_writers
-from orchestrator.node.job.run_directory import jobs_home
 from orchestrator.node.transfer.receive import Arriving, TargetDirectory
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import FILE, ManifestEntry
@@ -36,7 +35,7 @@ class Store:
     """The contents stored on this node."""
 
     def __init__(self) -> None:
-        self.root = os.fsencode(os.path.join(jobs_home(), "code"))
+        self.root = os.fsencode(os.path.join(files.our_directory(), "code"))
         self.objects = os.path.join(self.root, b"objects")
         self.snapshots = os.path.join(self.root, b"snapshots")
         # The offered trees, by the digest of the list.

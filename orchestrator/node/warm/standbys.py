@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import IO, NamedTuple
 
-from orchestrator.common import hiding
+from orchestrator.common import files, hiding
 from orchestrator.node.job import processes
 from orchestrator.node.job.processes import LOOK_SECONDS, OPTIONS, Process
 from orchestrator.node.job.ranks.agent_start import own_limits
-from orchestrator.node.job.run_directory import RunDir, connect_in, jobs_home, listen_in
+from orchestrator.node.job.run_directory import RunDir, connect_in, listen_in
 from orchestrator.node.job.supervisor import agent_environment
 from orchestrator.node.server.session import LIBRARY
 from orchestrator.node.warm.standby import receive_message, send_message
@@ -148,7 +148,7 @@ def path_of(spec: Spec, environ: Mapping[str, str], umask: int) -> str:
 
 
 def standbys_root() -> str:
-    return os.path.join(jobs_home(), "warm")
+    return os.path.join(files.our_directory(), "warm")
 
 
 def text(path: str) -> str:

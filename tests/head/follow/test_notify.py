@@ -21,17 +21,17 @@ URL = "https://hooks.example.org/services/T0/B0/hidden-part?token=1"
 
 
 @pytest.mark.parametrize(
-    ("written", "shown", "secrets"),
+    ("written", "shown"),
     [
-        ("./tell.sh", "./tell.sh", []),
-        (" curl -d@- x", "curl (redacted)", ["curl -d@- x"]),
-        ("KEY=1 curl", "(redacted)", ["KEY=1 curl"]),
-        ("slack:x", "(redacted)", ["slack:x"]),
+        ("./tell.sh", "./tell.sh"),
+        (" curl -d@- x", "curl (redacted)"),
+        ("KEY=1 curl", "(redacted)"),
+        ("slack:x", "(redacted)"),
     ],
 )
-def test_shown_command_hides_arguments(written: str, shown: str, secrets: list[str]) -> None:
+def test_shown_command_hides_arguments(written: str, shown: str) -> None:
     (checked,) = notify.check_commands([written, written])
-    assert notify.shown_command(checked) == shown and notify.secret_commands([checked]) == secrets
+    assert notify.shown_command(checked) == shown
 
 
 @pytest.mark.parametrize(

@@ -79,11 +79,10 @@ class MemoryGuard:
         sampled = self.samples[-1].time if self.samples else -SAMPLE_SECONDS
         if pool is None or not (short or now - sampled > SAMPLE_SECONDS):
             return None
-        if short:
-            # A look takes some time, in which a fast program would take the rest.
-            signal_groups(ranks.values(), signal.SIGSTOP)
         found: Runaway | None = None
         try:
+            # A look takes some time, in which a fast program would take the rest.
+            signal_groups(ranks.values() if short else (), signal.SIGSTOP)
             running = processes.all_processes()
             self.sample(now, ranks, running)
             found = self.runaway(pool, ranks, running) if short else None
