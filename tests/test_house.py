@@ -599,7 +599,7 @@ BUDGETS = {
     "engine/observe": 742,
     "engine/ranks": 527,
     "engine/verify": 330,
-    "engine/saving": 1564,
+    "engine/saving": 1566,
     "engine/sharding": 433,
     "head/connect": 1300,
     "head/follow": 2400,

@@ -19,7 +19,7 @@ from orchestrator.common.errors import CheckFailed, OrchestratorError, UsageErro
 from orchestrator.common.permissions import other_writers
 from orchestrator.common.text import Say
 from orchestrator.engine.ranks.ranks import Ranks, gather_values
-from orchestrator.engine.saving.nodes import SEEN_WITHIN_SECONDS
+from orchestrator.engine.saving.nodes import SEEN_WITHIN_SECONDS, is_local
 from orchestrator.engine.saving.ownership import TrainingRun, run_of
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
 from orchestrator.records.checkpoint_manifest import FileRecord
@@ -59,10 +59,8 @@ def all_checkpoints(
     checkpoints, shared = agree(find) if find is not None else ([], True)
     node = ranks.nodes[ranks.rank][0]
     held = [holding for each in checkpoints if (holding := held_of(each, node))]
-    on_disk = held
-    if shared:
-        nodes = {number for number, _ in ranks.nodes}
-        on_disk = [replace(holding, node=number) for holding in held for number in nodes]
+    nodes = {number for number, _ in ranks.nodes} if shared else {node}
+    on_disk = [replace(holding, node=number) for holding in held for number in nodes]
     first = ranks.rank == ranks.neighbours[0]
     in_memory, strange = kept_in(memory, run, node) if memory and first else ([], "")
     answers = gather_values((in_memory, strange, on_disk if first and not shared else []))
@@ -74,8 +72,11 @@ def all_checkpoints(
         on_disk = [holding for holding in on_disk if holding.run in runs]
     if not kept and (strange := next((text for _, text, _ in answers if text), "")):
         say(f"what is in memory is skipped: {strange}")
-    unusable = [each for each in checkpoints if not each.files]
-    return Found(checkpoint_parts.list_candidates([*on_disk, *kept]), shared, unusable)
+    return Found(
+        checkpoint_parts.list_candidates([*on_disk, *kept]),
+        shared,
+        unusable=[each for each in checkpoints if not each.files],
+    )
 
 
 def kept_in(memory: Path, run: TrainingRun, node: int) -> tuple[list[Holding], str]:
@@ -139,18 +140,18 @@ def agree(find: Find) -> tuple[list[Checkpoint], bool]:
             checkpoints = find()
         except OrchestratorError as error:
             problem = str(error)
-        seen = repr(sorted(stamp(checkpoint) for checkpoint in checkpoints))
-        digest = sha256(seen.encode()).digest()
+        digest = sha256(repr(sorted(map(stamp, checkpoints))).encode()).digest()
         parts = any(checkpoint.part for checkpoint in checkpoints)
-        answers = gather_values((problem, digest, parts, time.monotonic() > deadline))
+        late = time.monotonic() > deadline or any(is_local(each.path) for each in checkpoints)
+        answers = gather_values((problem, digest, parts, late))
         if all(trouble for trouble, _, _, _ in answers):
             raise CheckFailed(answers[0][0])
         if any(parts for _, _, parts, _ in answers):
             return checkpoints, False
         if all(other == digest for _, other, _, _ in answers):
             return checkpoints, True
-        # Rank 0's clock decides. On a shared disk, a file may appear a moment later.
-        if answers[0][3]:
+        # On a shared disk, a file may appear a moment later.
+        if any(late for _, _, _, late in answers):
             return checkpoints, False
         time.sleep(0.05)
 
