@@ -405,8 +405,8 @@ class Table(Generic[R]):
     def fitted(self, rows: Sequence[R], width: int | None) -> Table[R]:
         """Return the table for this width, with columns that are cut or dropped.
 
-        Empty columns come first, then those with the highest `drop`; each is cut before it is
-        dropped.
+        Columns that may be dropped are cut first. Then empty ones are dropped, then those with the
+        highest `drop`. The others are cut last.
         """
         cells = list(
             zip(
@@ -423,21 +423,30 @@ class Table(Generic[R]):
             )
         )
         wide = [max(map(len, column)) for column in cells]
-        need = list(wide)
+        # A column that may be dropped takes no more than its least width from the others.
+        need = [
+            min(size, one.least or size) if one.drop else size
+            for size, one in zip(wide, self.columns, strict=True)
+        ]
         kept = list(range(len(self.columns)))
-        excess = sum(wide) + GAP * len(wide) + GAP - (UNLIMITED_COLUMNS if width is None else width)
+        spare = (UNLIMITED_COLUMNS if width is None else width) - sum(need) - GAP * (1 + len(need))
         for at in sorted(
             kept, key=lambda at: (not EMPTY.issuperset(cells[at][1:]), -self.columns[at].drop)
         ):
-            if excess > 0:
-                need[at] = min(wide[at], self.columns[at].least or wide[at])
-                excess -= wide[at] - need[at]
-            if excess > 0 and self.columns[at].drop:
+            if spare < 0 and self.columns[at].drop:
                 kept.remove(at)
-                excess -= need[at] + GAP
-        # The columns that are cut share what is left.
-        share = max(0, -excess) // max(1, sum(need[at] < wide[at] for at in kept))
-        return replace(self, columns=[self.columns[at].cut(need[at] + share) for at in kept])
+                spare += need[at] + GAP
+            elif spare < 0:
+                need[at] = min(wide[at], self.columns[at].least or wide[at])
+                spare += wide[at] - need[at]
+        # The columns that are cut share what is left, each up to its own width.
+        for left, at in enumerate(sorted(kept, key=lambda at: wide[at] - need[at]), -len(kept)):
+            more = min(wide[at] - need[at], max(0, spare) // -left)
+            need[at] += more
+            spare -= more
+        return replace(
+            self, columns=[self.columns[at].cut(need[at] + max(0, spare)) for at in kept]
+        )
 
     def text(self, rows: Iterable[R], terminal: Terminal = PLAIN) -> str:
         """Return the rows as text below their headings, in the width of the terminal."""

@@ -270,8 +270,7 @@ class Screen:
         rows = []
         for stream in shown:
             row = fit_columns(stream.prefix + stream.splitter.live, columns - 1)
-            width = len(stream.prefix)
-            rows.append(self._tint(stream, row[:width]) + row[width:])
+            rows.append(self._tint(stream, row[: len(stream.prefix)]) + row[len(stream.prefix) :])
         if len(bars) > len(shown):
             rows.append(fit_columns(f"(+{len(bars) - len(shown)} more)", columns - 1))
         return rows + below
@@ -286,10 +285,8 @@ class Screen:
         """Print `text` above the live area, in one write to avoid flicker."""
         rows = self._live_rows()
         if not self.broken and (text or rows != self._rows):
-            erase = ""
-            if self._rows:
-                up = len(self._rows) - 1
-                erase = (f"\x1b[{up}A" if up else "") + "\r\x1b[J"
+            up = f"\x1b[{len(self._rows) - 1}A" if self._rows[1:] else ""
+            erase = f"{up}\r\x1b[J" if self._rows else ""
             try:
                 self._out.write(erase + text + "\n".join(rows))
                 self._out.flush()
