@@ -191,8 +191,11 @@ def test_every_page_of_the_bar_is_shown(site: Site) -> None:
     }.items():
         parts = Parts(site.get(path, accept="text/html").text)
         assert all(word in parts.words for word in words), (path, parts.words)
-        links = [value for key, value in parts.attributes if key == "href"]
-        assert {"/", "/sweeps", "/cluster", "/queue"} <= set(links)
+        links = {value for key, value in parts.attributes if key == "href"}
+        assert {"/", "/sweeps", "/cluster", "/queue"} <= links
+        members = {"/experiment/sweep-0", "/experiment/sweep-1"}
+        assert (members <= links) is (sweep.name in path)
+        assert (f"/sweep/{sweep.name}" in links) is (path == "/sweeps")
 
 
 def test_nodes_are_asked_while_a_page_shows_them(tmp_path: Path) -> None:

@@ -77,7 +77,10 @@ def test_page_draws_curve_of_each_member_and_best_as_stair(tmp_path: Path) -> No
         ("0", [9, 8, 7]),
         ("1", [8, 7, 6]),
     ]
-    assert html(journal).count("<figure") == 2
+    text = html(journal)
+    assert text.count("<figure") == 2 and 'href="../sweep-0/"' in text
+    (tmp_path / "sweep-1" / "report.html").write_text("")
+    assert 'href="../sweep-1/report.html"' in html(journal)
 
 
 @pytest.mark.parametrize(
