@@ -122,7 +122,7 @@ def hold_lines(secrets: Iterable[str] = ()) -> None:
     """
     hiding.held.extend(secrets)
     PACKAGE.setLevel(logging.DEBUG)
-    if not any(isinstance(each, Held) for each in PACKAGE.handlers):
+    if not is_holding_lines():
         PACKAGE.addHandler(Held())
 
 
@@ -142,6 +142,11 @@ def write_log_to(path: Path) -> None:
     for record in [record for each in held for record in each.records]:
         handler.handle(record)
     PACKAGE.addHandler(handler)
+
+
+def is_holding_lines() -> bool:
+    """Return True until stop_holding_lines()."""
+    return any(isinstance(each, Held) for each in PACKAGE.handlers)
 
 
 def stop_holding_lines() -> None:

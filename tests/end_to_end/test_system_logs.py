@@ -70,3 +70,19 @@ def test_stop_and_second_head_are_logged(head: Head) -> None:
     head.command("orchestrator", "stop").ends()
     words = ("follows job", "which runs already", "stops the job on 1 nodes", "ended")
     assert found_in_order(log.read_text(), ("all 1 supervisors have started", *words[1:])) == []
+
+
+def test_log_of_launch_that_hung_before_its_job_is_kept(head: Head) -> None:
+    first, address = head.cluster.addresses
+    head.cluster.hang_handshake(1)
+    try:
+        launched = head.launch("-vv", "--no-torchrun", head.script("wait.py", PROGRAM))
+        launched.wait_for_all("answers machine.probe", f"{address}: connecting")
+        launched.interrupt()
+        launched.ends(130)
+    finally:
+        head.cluster.start_sshd(1)
+    assert head.experiments == []
+    text = (head.directory.parent / ".cache/orchestrator/launch.log").read_text()
+    assert f"{address}: connecting" in text and f"{first}: its server greets" in text
+    assert f"{address}: its server greets" not in text

@@ -50,6 +50,7 @@ from orchestrator.head.start.parts import (
     start_patience,
 )
 from orchestrator.head.start.record import Running
+from orchestrator.head.transfer.scan import cache_directory
 from orchestrator.head.transfer.send import send_to_all
 from orchestrator.head.transfer.tree import tree_of_files
 from orchestrator.protocol.message import Message
@@ -78,6 +79,7 @@ IN_DOUBT = (
 def launch(request: LaunchRequest, queued: Callable[[], None] = lambda: None) -> Running:
     """Start a job on all of its nodes or on none; call `queued` before waiting for a turn."""
     job_log.hold_lines(request.secrets)
+    interrupt.call_before_exit(partial(keep_log_of_no_job, cache_directory() / "launch.log"))
     log.info("launches %s from %s", request.target.name or "the engine", request.directory)
     if request.config.launch.after:
         queued()
@@ -96,6 +98,15 @@ def launch(request: LaunchRequest, queued: Callable[[], None] = lambda: None) ->
     starting = record.record_job(prepared)
     ports = TakenPorts(port=planned.master_port, peers_port=nodes.reached[0].facts.peers_port or 0)
     return start_job(prepared, starting, first_placement(starting, planned.master_address, ports))
+
+
+def keep_log_of_no_job(path: Path) -> None:
+    """Write what was logged to this file if the job did not start: one that did has a log."""
+    if job_log.is_holding_lines():
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.unlink(missing_ok=True)
+        job_log.write_log_to(path)
 
 
 def rehearse_launch(request: LaunchRequest) -> Plan:
