@@ -91,7 +91,9 @@ def restore_archive(path: Path, digest: str, directory: Path) -> None:
             files.open_plain(path) as packed,
             tarfile.open(fileobj=packed, mode="r:gz") as archive,
         ):
-            archive.extractall(directory, filter=inside)
+            # Debian 12's Python has no filters yet, and that of 3.14 would change modes.
+            archive.extraction_filter = lambda member, _: member
+            archive.extractall(directory, members_inside(archive, directory.resolve()))
     except (OSError, tarfile.TarError, EOFError) as error:
         raise CheckFailed(f"{path} cannot be read: {error}") from error
     rules = Rules(everything=True, largest_file=math.inf, largest_tree=math.inf)
@@ -99,7 +101,9 @@ def restore_archive(path: Path, digest: str, directory: Path) -> None:
         raise CheckFailed(f"{path} is not the code that this run had: it was changed")
 
 
-def inside(member: tarfile.TarInfo, directory: str) -> tarfile.TarInfo:
-    """Return a member unchanged; raise if it would be written outside of the directory."""
-    checked = tarfile.tar_filter(member, directory)
-    return member if checked.name == member.name else checked
+def members_inside(archive: tarfile.TarFile, directory: Path) -> Iterator[tarfile.TarInfo]:
+    """Yield each member; raise before one that would be written outside of the directory."""
+    for member in archive:
+        if not Path(directory, member.name).resolve().is_relative_to(directory):
+            raise OSError(f"{member.name} leads out of it")
+        yield member

@@ -73,9 +73,9 @@ def test_restore_refuses_other_code(tree: Tree, tmp_path: Path) -> None:
         archive.restore_archive(kept, tree.digest, tmp_path / "again")
 
 
-@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "a/../../evil"])
+@pytest.mark.parametrize("name", ["../evil", "{}/evil", "a/../../evil"])
 def test_restore_writes_nothing_outside(tmp_path: Path, name: str) -> None:
-    kept = tmp_path / "code.tar.gz"
+    kept, name = tmp_path / "code.tar.gz", name.format(tmp_path)
     with tarfile.open(kept, "w:gz") as file:
         info = tarfile.TarInfo(name)
         info.size = 1
