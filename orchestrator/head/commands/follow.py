@@ -109,7 +109,7 @@ def report(session: FollowSession, ending: JobEnding, where: Where | None) -> in
         return EXIT_STOPPED
     if run is not None and run.end.left:
         leave(run, ending.screen, where)
-        return EXIT_DONE
+        return EXIT_STOPPED if run.interrupts else EXIT_DONE
     again = run is not None and run.stopped_in_time
     if again and backend_of(record).start_again(experiment, record):
         return EXIT_STOPPED

@@ -229,6 +229,10 @@ class Run:
         if self.left_behind and self.is_cut_off():
             return
         now, limit = time.monotonic(), self.record.launch.node_loss_timeout
+        if self.job.disk_is_full and self.end.gives_up(now):
+            # The nodes have the logs and the result; a head that has room for them takes them.
+            self.end.left = True
+            return
         for node in self.job.nodes:
             away = node.away
             reason = f"no connection for {away:.0f} s ({node.lost_why})"

@@ -78,6 +78,19 @@ def test_broken_gpu_explains_hang_and_lost_gpus(
         assert verdict.message.endswith(f"rank 0 on node 0 (n0): {message}")
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_head_without_room_leaves_the_result_on_the_nodes(full: bool, follow: Follow) -> None:
+    """The nodes have ended the job, and cannot say so: nothing of it is lost."""
+    run = follow(2)
+    run.job.disk_is_full = full
+    run.signalled(signal.SIGTERM)
+    run.check_patience()
+    assert not run.end.left
+    run.end.give_up_at = 0.0
+    run.check_patience()
+    assert run.end.left is full and [node.given_up for node in run.job.nodes] == [not full] * 2
+
+
 def test_killed_ranks_are_named(follow: Follow, said: list[str]) -> None:
     run = follow(1)
     ranks = {number: RankState(state="ended", pid=50 + number) for number in (0, 1)}
