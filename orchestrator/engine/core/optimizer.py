@@ -202,7 +202,9 @@ def optimizer_factory(config: Config, model: nn.Module) -> Factory:
 def hidden_of(model: nn.Module, config: Config) -> set[str]:
     """Return the names of the matrices that Muon trains; refuse a model without any."""
     if not hasattr(torch.optim, "Muon"):
-        raise CheckFailed(f"optimizer.name: muon needs torch 2.9, here is {torch.__version__}")
+        raise CheckFailed(
+            f"optimizer.name: muon needs torch 2.9 or later, and this is {torch.__version__}"
+        )
     found = hidden_matrices(model, blocks_of(model, config.fsdp.wrap))
     if not found:
         raise UsageError(

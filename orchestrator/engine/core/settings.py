@@ -159,7 +159,7 @@ def trainer_config(given: TrainerSettings) -> Config:
     if strategy == "auto":
         raise UsageError(
             'strategy="auto" was removed',
-            'leave it out for "ddp", or say "hybrid_shard" if a device is too small for the model',
+            'leave it out for "ddp", or pass "hybrid_shard" if a device is too small for the model',
         )
     check_one_of("strategy", strategy, STRATEGIES)
     merged: dict[str, Any] = {
@@ -289,7 +289,7 @@ def request_of(
     if epochs is None and not limits:
         raise UsageError(
             "train() has no end",
-            'say epochs=, or max_period= such as "2m", "3 epochs" or "1000 steps"',
+            'pass epochs=, or max_period= such as "2m", "3 epochs" or "1000 steps"',
         )
     every = parse_period("save_every", save_every)
     saving = [*cadences(checkpoint, "steps", "seconds"), *([every] if every else [])]
@@ -328,7 +328,7 @@ def refuse_lone(best: str | None, patience: int | None, keep: int | None, *, sav
     if keep is not None and not saves:
         raise UsageError(
             f"keep={keep} says how many checkpoints stay, but none is saved",
-            "say save_to=DIR (at the end, and when stopped), save_every= or best=",
+            "pass save_to=DIR (at the end, and when stopped), save_every= or best=",
         )
 
 
@@ -400,5 +400,5 @@ def refuse_unfit(asked: TrainingRequest, training: Batches, held_out: Batches | 
     if training.endless and by_epoch:
         raise UsageError(
             "the data of a config go on without a count of epochs, and train() is told epochs",
-            'say it in steps or in time: max_period="1000 steps"',
+            'give it in steps or in time: max_period="1000 steps"',
         )

@@ -281,7 +281,7 @@ def refuse_other_draws(items: list[Any]) -> None:
     if any(other != prints[0] for other in prints):
         raise CheckFailed(
             "the ranks draw different samples, so dealing out those of rank 0 would lose the rest",
-            'say stream="own" if the data give every rank its own part; otherwise make their order'
+            'pass stream="own" if the data give every rank its own part; otherwise make their order'
             " depend on what is equal everywhere",
         )
 

@@ -171,15 +171,17 @@ def user_source(config: Config, split: str) -> OwnData:
     dataset = import_by_name.call_function("dataset", name, config.dataset.args, split=split)
     if dataset is None:
         why = ", and training.eval_* asks for an evaluation" if split == "eval" else ""
-        raise UsageError(f"dataset.target ({name}) gave None for split={split!r}{why}")
+        raise UsageError(f"dataset.target ({name}) returned None for split={split!r}{why}")
     if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
         raise UsageError(
-            f"dataset.target is {name!r}, which gave {import_by_name.kind_of(dataset)}, not a"
+            f"dataset.target is {name!r}, which returned {import_by_name.kind_of(dataset)}, not a"
             " dataset that has __len__ and __getitem__",
             "samples are asked for by their number, so that ranks share them and a resume is exact",
         )
     if not len(dataset):
-        raise CheckFailed(f"dataset.target ({name}) gave a dataset without samples for {split!r}")
+        raise CheckFailed(
+            f"dataset.target ({name}) returned a dataset without samples for {split!r}"
+        )
     return OwnData(dataset, config, f"dataset.target ({name})")
 
 

@@ -39,7 +39,7 @@ def user_model(config: Config) -> nn.Module:
         model = import_by_name.call_function("model", name, config.model.args)
     if not isinstance(model, nn.Module):
         raise UsageError(
-            f"model.target is {name!r}, which gave {import_by_name.kind_of(model)}, not a"
+            f"model.target is {name!r}, which returned {import_by_name.kind_of(model)}, not a"
             " torch.nn.Module"
         )
     return model

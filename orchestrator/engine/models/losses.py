@@ -125,7 +125,7 @@ class Losses:
                 " step=function with (model, batch), and returns the loss",
             )
         if step is not None and metrics:
-            raise UsageError("metrics= goes with loss=; a step returns (sum, count, {name: sum})")
+            raise UsageError("metrics= needs loss=; a step returns (sum, count, {name: sum})")
         if getattr(loss, "reduction", "") == "sum":
             raise UsageError(
                 'the loss has reduction="sum", which grows with the number of samples and ranks',

@@ -49,7 +49,7 @@ def launch(fn: Callable[..., Any], args: Sequence[Any], nprocs: int | None) -> l
         except ProcessExitedException as error:
             how = error.signal_name or f"exit code {error.exit_code}"
             raise JobFailed(
-                f"rank {error.error_index} ended with {how} and gave no result",
+                f"rank {error.error_index} ended with {how} and returned no result",
                 "SIGKILL is usually the kernel, short of memory" if how == "SIGKILL" else "",
             ) from None
         return [pickle.loads((place / str(rank)).read_bytes()) for rank in range(count)]
@@ -63,7 +63,7 @@ def number_of(nprocs: int | None) -> int:
         )
     gpus = torch.cuda.device_count()
     if nprocs is None and not gpus:
-        raise UsageError("this machine has no GPU to count by", "say how many: nprocs=2")
+        raise UsageError("this machine has no GPU to count by", "pass their number: nprocs=2")
     count = gpus if nprocs is None else nprocs
     if count < 1:
         raise UsageError(f"nprocs must be at least 1 (got {count})")

@@ -93,7 +93,7 @@ def unusable_torch(case: Case) -> Iterator[Finding]:
         if not facts.torch:
             continue
         if case.needs.engine and (version_release(facts.torch) or (0, 0)) < OLDEST_TORCH:
-            what = f"the engine needs torch {oldest}, here is {facts.torch}"
+            what = f"the engine needs torch {oldest} or later, and this is {facts.torch}"
             yield bad_finding(
                 node, what, f"on {node.name}: python -m pip install 'torch>={oldest}'"
             )

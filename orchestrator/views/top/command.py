@@ -44,7 +44,7 @@ STACK_SECONDS = 15.0
 
 def top(where: Where, *, once: bool, again: bool, seconds: float) -> int:
     if again and not output.as_json():
-        raise UsageError("--watch goes with --json", "without both, the screen is live by itself")
+        raise UsageError("--watch needs --json", "without both, the screen is live by itself")
     transport = transport_without_record(where)
     nodes = read_nodes(where.node_list)
     watch = Watch(transport, nodes, where)

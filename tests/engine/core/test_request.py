@@ -107,7 +107,7 @@ def made(**more: Any) -> Trainer:
         ({"strategy": "full_shard", "config": {"distributed": {"static_graph": True}}}, "nothing"),
         ({"config": {"training": {"gradient_accumulation": 4}}}, "a Trainer does not read"),
         ({"schedulers": {}}, "models= and optimizers= go together"),
-        ({"metrics": {"a": max}, "step": max}, "metrics= goes with loss="),
+        ({"metrics": {"a": max}, "step": max}, "metrics= needs loss="),
         ({"loss": nn.MSELoss(), "step": max}, "either loss= or step="),
     ],
 )

@@ -276,9 +276,13 @@ def test_dataset_may_collate_its_own_batches() -> None:
 @pytest.mark.parametrize(
     ("name", "steps", "words"),
     [
-        ("endless", None, "gave a list_iterator, not a dataset that has __len__ and __getitem__"),
-        ("nothing", None, "gave a dataset without samples for 'train'"),
-        ("noisy", 5, "gave None for split='eval'"),
+        (
+            "endless",
+            None,
+            "returned a list_iterator, not a dataset that has __len__ and __getitem__",
+        ),
+        ("nothing", None, "returned a dataset without samples for 'train'"),
+        ("noisy", 5, "returned None for split='eval'"),
     ],
 )
 def test_unusable_dataset_is_refused(name: str, steps: int | None, words: str) -> None:

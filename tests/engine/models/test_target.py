@@ -87,7 +87,7 @@ WRONG = {
     "mine.models:biuld": ("defines no 'biuld'; did you mean 'build'?", ""),
     "mine.models:Auto.from_pretraind": ("did you mean 'from_pretrained'?", ""),
     "mine.models:number": ("'number' is an int: it cannot be called", ""),
-    "mine.models:words": ("which gave a list, not a torch.nn.Module", ""),
+    "mine.models:words": ("which returned a list, not a torch.nn.Module", ""),
 }
 
 

@@ -112,7 +112,7 @@ def test_launch_raises_exception_of_rank() -> None:
 
 
 def test_launch_names_killed_rank() -> None:
-    with pytest.raises(JobFailed, match="rank 0 ended with SIGKILL and gave no result"):
+    with pytest.raises(JobFailed, match="rank 0 ended with SIGKILL and returned no result"):
         spawn.launch(collected.dies, (), 1)
 
 

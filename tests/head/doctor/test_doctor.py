@@ -111,7 +111,7 @@ def test_nproc_above_gpus_is_reported(engine: bool, level: str) -> None:
 def test_engine_needs_torch_that_can_shard() -> None:
     changed = [{"torch": "2.7.1+cu126"}, {"torch": "2.7.1"}, {"torch": "2.8.0"}]
     told = [found.what for found in findings(case(*changed, needs=Needs(engine=True)))]
-    assert "gpu2: the engine needs torch 2.8, here is 2.7.1+cu126" in told
+    assert "gpu2: the engine needs torch 2.8 or later, and this is 2.7.1+cu126" in told
     assert not any("gpu4: the engine needs" in what for what in told)
     assert not any("the engine needs" in found.what for found in findings(case(*changed)))
 
