@@ -82,7 +82,7 @@ def export_weights(
     """
     refuse_target(out, force=force, layout=layout)
     try:
-        step, tensors, configs = read(path, DTYPES[dtype] if dtype else None, ema=ema)
+        step, tensors, configs = read_checkpoint(path, DTYPES[dtype] if dtype else None, ema=ema)
         if layout == "file":
             weights.write_weights(out, tensors, step)
         else:
@@ -128,7 +128,7 @@ def write_directory(
         old.unlink(missing_ok=True)
 
 
-def read(
+def read_checkpoint(
     path: Path, wanted: torch.dtype | None, *, ema: bool
 ) -> tuple[int, dict[str, Tensor], dict[str, str]]:
     """Verify a checkpoint; return its step, its weights by name, and the model's config files.

@@ -31,7 +31,7 @@ OURS = """
 import os, sys, time
 from pathlib import Path
 from orchestrator.config.launch import LaunchArguments, Where
-from orchestrator.head.start.code import begin_scan, bring
+from orchestrator.head.start.code import begin_scan, bring_code
 from orchestrator.head.start.nodes import try_nodes
 from orchestrator.head.start.request import resolve_request
 nodes, config = map(Path, sys.argv[1:3])
@@ -43,7 +43,7 @@ scan = begin_scan(request)
 answered = try_nodes(request)
 assert not answered.lost, answered.lost
 began = time.monotonic()
-bring(request, answered.reached, len(answered.reached), scan)
+bring_code(request, answered.reached, len(answered.reached), scan)
 print(time.monotonic() - began, flush=True)
 os._exit(0)
 """

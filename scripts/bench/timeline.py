@@ -25,7 +25,7 @@ WRAPPED = (
     ("orchestrator.head.connect.channel", "NodeChannel.ask", "ask: "),
     ("orchestrator.head.start.nodes", "try_nodes", "all nodes reached and probed"),
     ("orchestrator.head.start.parts", "make_plan", "plan"),
-    ("orchestrator.head.start.record", "manifest", "manifest"),
+    ("orchestrator.head.start.record", "make_manifest", "manifest"),
     ("orchestrator.head.start.launch", "start_all", "all nodes started"),
 )
 TORCHRUN_LINE = re.compile(r"^[IW]\d{4} (\d\d):(\d\d):(\d\d\.\d+) .*?\] (.*)$", re.MULTILINE)

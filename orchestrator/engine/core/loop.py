@@ -172,7 +172,7 @@ class Loop:
             parts.steppers.backward(totals, phases.backward, real=micro.real)
         if micro.real:
             self.reporter.ledger.micros.append((micro.ids, totals["loss"][0].detach()))
-        add(self.sums, totals, real=micro.real)
+        add_totals(self.sums, totals, real=micro.real)
 
     def _step(self) -> None:
         """Sum gradients, losses and counts over all ranks, and take the optimizer step."""
@@ -347,7 +347,7 @@ def evaluate_model(
                     model,
                     lambda own: parts.losses(own, batch, micro.drawn),  # noqa: B023
                 )
-                add(sums, totals, real=micro.real)
+                add_totals(sums, totals, real=micro.real)
     refuse_other_names(tuple(sums))
     total = torch.stack([value for pair in sums.values() for value in pair])
     if ranks.world > 1:
@@ -356,7 +356,7 @@ def evaluate_model(
     return {name: value / count if count else math.nan for name, value, count in pairs}
 
 
-def add(sums: dict[str, tuple[Tensor, Tensor]], totals: Totals, *, real: bool) -> None:
+def add_totals(sums: dict[str, tuple[Tensor, Tensor]], totals: Totals, *, real: bool) -> None:
     """Add totals in double precision; those of padding (not `real`) count as zero."""
     for name, (total, count) in totals.items():
         pair = total.detach().double(), count.to(total.device).double()

@@ -133,16 +133,18 @@ def step_on_shards(optimizer: Optimizer) -> None:
         some = every[first : first + AT_ONCE]
         for parameter in some:
             state = optimizer.state[parameter]
-            parameter.grad = redistributed(gradients[parameter])
-            state.update({name: redistributed(value) for name, value in state.items()})
+            parameter.grad = redistribute_tensor(gradients[parameter])
+            state.update({name: redistribute_tensor(value) for name, value in state.items()})
         optimizer.step()
         for parameter in some:
             state = optimizer.state[parameter]
             parameter.grad = None
-            state.update({name: redistributed(value, parameter) for name, value in state.items()})
+            state.update(
+                {name: redistribute_tensor(value, parameter) for name, value in state.items()}
+            )
 
 
-def redistributed(tensor: Any, like: Any = None) -> Any:
+def redistribute_tensor(tensor: Any, like: Any = None) -> Any:
     """Return a DTensor sharded like another, or whole on each rank if there is no other.
 
     Anything that is not a DTensor is returned unchanged.
@@ -237,7 +239,7 @@ def rebind_optimizer(
                 "give torch.optim.AdamW(model.parameters()), or a function of the parameters",
             )
         for group in part.param_groups:
-            move(part, group, names, now)
+            move_group(part, group, names, now)
         refuse_other_calls(part)
     return one_of_several(optimizer)
 
@@ -286,7 +288,7 @@ def refuse_not_elementwise(optimizer: Optimizer) -> None:
                 )
 
 
-def move(
+def move_group(
     optimizer: Optimizer,
     group: dict[str, Any],
     names: Mapping[int, str],
@@ -301,10 +303,10 @@ def move(
             )
         new = group["params"][index] = now[names[id(old)]]
         if old is not new and (state := optimizer.state.pop(old, None)):
-            optimizer.state[new] = map_nested(state, functools.partial(placed, old, new))
+            optimizer.state[new] = map_nested(state, functools.partial(place_state, old, new))
 
 
-def placed(old: Tensor, new: Tensor, value: Any) -> Any:
+def place_state(old: Tensor, new: Tensor, value: Any) -> Any:
     """Shard or move a state tensor like its parameter, if both have the same shape."""
     if not isinstance(value, Tensor) or value.shape != old.shape or not value.dim():
         return value

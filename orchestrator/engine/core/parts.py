@@ -121,14 +121,14 @@ def parts_of_trainer(given: TrainerSettings) -> Parts:
     names = {id(parameter): name for name, parameter in plain_names.named_parameters(model)}
     losses = Losses(given.loss, given.step, given.metrics or {}, [*optimizers])
     config = settings.trainer_config(given)
-    everyone = joined(config, given.backend, given.device)
+    everyone = join_ranks(config, given.backend, given.device)
     refuse_unknown_names(optimizers, given)
     micros_asked = config.training.gradient_accumulation
     config = settings.keep_batch(
         config, everyone.world, functools.partial(say_from_rank_0, everyone)
     )
     losses.to(everyone.device)
-    fill = filler(model, given.weights, config, everyone)
+    fill = weight_filler(model, given.weights, config, everyone)
     shape, whole = mesh.distribute_model(model, given.strategy, everyone, config, fill)
     lr_scale = 1.0
     if given.scale_lr:
@@ -156,7 +156,9 @@ def parts_of_trainer(given: TrainerSettings) -> Parts:
     return parts
 
 
-def joined(config: Config, backend: str | None, device: str | int | torch.device | None) -> Ranks:
+def join_ranks(
+    config: Config, backend: str | None, device: str | int | torch.device | None
+) -> Ranks:
     """Join the process group; `device` may only be set for a single process."""
     settings.make_deterministic(config)
     collectives.setup_distributed(backend, config.distributed.timeout)
@@ -188,7 +190,7 @@ def parts_of_config(config: Config, everyone: Ranks) -> Parts:
     )
     model = build.build_model(config)
     optimizer = optimizer_factory(config, model)
-    fill = filler(model, config.model.weights, config, everyone)
+    fill = weight_filler(model, config.model.weights, config, everyone)
     shape, whole = mesh.distribute_model(
         model, config.fsdp.sharding_strategy, everyone, config, fill
     )
@@ -211,7 +213,7 @@ def parts_of_config(config: Config, everyone: Ranks) -> Parts:
     return parts
 
 
-def filler(
+def weight_filler(
     model: nn.Module, weights: str | Path | None, config: Config, everyone: Ranks
 ) -> Callable[[], None] | None:
     """Return a function that fills a sharded model from a file or the seed, or None for neither."""

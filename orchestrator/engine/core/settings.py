@@ -292,7 +292,7 @@ def request_of(
             'pass epochs=, or max_period= such as "2m", "3 epochs" or "1000 steps"',
         )
     every = parse_period("save_every", save_every)
-    saving = [*cadences(checkpoint, "steps", "seconds"), *([every] if every else [])]
+    saving = [*parse_cadences(checkpoint, "steps", "seconds"), *([every] if every else [])]
     best, patience = best or checkpoint.best, patience or training.patience
     named = save_to or checkpoint.directory
     asks = bool(saving or best or save_to or (named and not built_in))
@@ -304,7 +304,7 @@ def request_of(
         least=parse_period("min_period", min_period),
         limits=limits,
         saving=saving,
-        evaluating=cadences(training, "eval_steps", "eval_seconds"),
+        evaluating=parse_cadences(training, "eval_steps", "eval_seconds"),
         best=best,
         patience=patience,
         directory=named,
@@ -348,7 +348,7 @@ def limits_of(training: TrainingConfig, most: Duration | None) -> list[Limit]:
     return limits
 
 
-def cadences(section: Any, steps: str, seconds: str) -> list[Duration]:
+def parse_cadences(section: Any, steps: str, seconds: str) -> list[Duration]:
     wanted = {"steps": getattr(section, steps), "seconds": getattr(section, seconds)}
     return [Duration(amount, unit) for unit, amount in wanted.items() if amount]
 

@@ -57,7 +57,7 @@ def drawn_by(loader: DataLoader[Any]) -> tuple[Any, int | None, bool]:
     return loader.sampler if around is None else around, None, False
 
 
-def shuffles(sampler: Any) -> bool | None:
+def does_shuffle(sampler: Any) -> bool | None:
     """Return whether one of torch's plain samplers shuffles, or None for any other sampler."""
     if type(sampler) is SequentialSampler:
         return False
@@ -79,7 +79,7 @@ def refuse_other_ranks(sampler: Any, ranks: Ranks, name: str) -> None:
         )
 
 
-def rebuilt(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
+def rebuild_loader(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
     """Return a new DataLoader with a user's public settings and another order.
 
     Its workers start in each epoch, so that their seeds are those of the epoch.
@@ -152,11 +152,11 @@ class MapShard(Shard):
         self.begun: deque[Round] = deque()
         self.rounds: Iterator[Round] = iter(())
         if loader.batch_sampler is None:
-            self.rebuilt = rebuilt(loader, sampler=self, batch_size=None)
+            self.rebuilt = rebuild_loader(loader, sampler=self, batch_size=None)
         else:
-            self.rebuilt = rebuilt(loader, batch_sampler=self)
+            self.rebuilt = rebuild_loader(loader, batch_sampler=self)
         dealt = f", dealt out to {ranks.world} ranks" if ranks.world > 1 else ""
-        drawn, shuffle, name = self.sampler, shuffles(self.sampler), type(self.sampler).__name__
+        drawn, shuffle, name = self.sampler, does_shuffle(self.sampler), type(self.sampler).__name__
         # torch's plain samplers know no ranks, so their draws are no rank's own part.
         each = each and not type(self.sampler).__module__.startswith("torch.")
         if type(self.sampler) is DistributedSampler:
@@ -230,7 +230,7 @@ class StreamShard(Shard):
         holder = source = loader
         size = getattr(loader, "batch_size", None)
         if type(loader) is DataLoader:
-            loader = rebuilt(loader, batch_size=size, drop_last=loader.drop_last)
+            loader = rebuild_loader(loader, batch_size=size, drop_last=loader.drop_last)
             # The state of the workers' copies of a dataset is not available here.
             source, holder = loader.dataset, None if loader.num_workers else loader.dataset
         self.order = OwnOrder(

@@ -47,10 +47,10 @@ def load_sources(config: Config) -> tuple[Source, Source | None]:
         evaluates = config.training.eval_steps or config.training.eval_seconds
         train = user_source(config, "train")
         return train, user_source(config, "eval") if evaluates else None
-    whole = source(config, expand_home(data.path or ""))
+    whole = open_source(config, expand_home(data.path or ""))
     if data.eval_path is not None:
-        return whole, source(config, expand_home(data.eval_path))
-    return split(whole, data.eval_fraction)
+        return whole, open_source(config, expand_home(data.eval_path))
+    return split_source(whole, data.eval_fraction)
 
 
 def load_samples(config: Config, ranks: Ranks) -> tuple[TrainingSamples, HeldOutSamples | None]:
@@ -61,7 +61,7 @@ def load_samples(config: Config, ranks: Ranks) -> tuple[TrainingSamples, HeldOut
     return TrainingSamples(train, config, ranks), HeldOutSamples(held_out, config, ranks)
 
 
-def source(config: Config, path: str) -> Source:
+def open_source(config: Config, path: str) -> Source:
     data = config.dataset
     if data.kind == "tokens":
         return token_file(config, Path(path))
@@ -74,7 +74,7 @@ def source(config: Config, path: str) -> Source:
     return Counting(config.model.vocab_size, data.sequence_length, data.num_samples)
 
 
-def split(whole: Source, fraction: float) -> tuple[Source, Source | None]:
+def split_source(whole: Source, fraction: float) -> tuple[Source, Source | None]:
     """Return a source without its last samples, and these, which are held out.
 
     The end is held out, so that data added in front does not change it.
@@ -123,10 +123,10 @@ class Windows:
     def batch(self, indices: Sequence[int], position: int) -> dict[str, Tensor]:
         starts = [index * self.length for index in indices]
         rows = [self.text[start : start + self.length + 1].long() for start in starts]
-        return shifted(torch.stack(rows))
+        return shift_tokens(torch.stack(rows))
 
 
-def shifted(rows: Tensor) -> dict[str, Tensor]:
+def shift_tokens(rows: Tensor) -> dict[str, Tensor]:
     """Return the tokens of each row as inputs, and their successors as targets."""
     return {"inputs": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}
 
@@ -204,14 +204,14 @@ class OwnData:
                 seed_all(self.config.training.seed, number, cpu_only=True)
                 samples.append(self.samples[index])
         batch = self.collate(samples)
-        check(batch, self.config, self.name)
+        check_batch(batch, self.config, self.name)
         return batch
 
 
 NEEDS = {"decoder": ("inputs", "targets"), "ranking": ("sparse", "dense", "label")}
 
 
-def check(batch: Any, config: Config, origin: str) -> None:
+def check_batch(batch: Any, config: Config, origin: str) -> None:
     """Raise CheckFailed for a batch that does not fit a built-in model.
 
     On a GPU, the error would only be a failed assertion.
@@ -274,7 +274,7 @@ class Counting:
         index = torch.tensor(indices)
         first, stride = index, 1 + index // self.vocab_size % STRIDES
         rows = first[:, None] + stride[:, None] * torch.arange(self.length + 1)
-        return shifted(rows % self.vocab_size)
+        return shift_tokens(rows % self.vocab_size)
 
 
 class Clicks:
@@ -285,8 +285,10 @@ class Clicks:
         self.name = "dataset.num_samples"
         self.numbers = model.num_dense_features * model.dense_dim
         rule = torch.Generator().manual_seed(0)
-        self.of_ids = between(torch.rand(model.sparse_features, model.vocab_size, generator=rule))
-        self.of_numbers = between(torch.rand(self.numbers, generator=rule))
+        self.of_ids = to_unit_variance(
+            torch.rand(model.sparse_features, model.vocab_size, generator=rule)
+        )
+        self.of_numbers = to_unit_variance(torch.rand(self.numbers, generator=rule))
 
     def __len__(self) -> int:
         return self.size
@@ -295,7 +297,7 @@ class Clicks:
         model, many = self.model, self.model.sparse_features
         own = [torch.Generator().manual_seed(index + 1) for index in indices]
         rows = torch.stack([torch.rand(many + self.numbers, generator=each) for each in own])
-        sparse, dense = (rows[:, :many] * model.vocab_size).long(), between(rows[:, many:])
+        sparse, dense = (rows[:, :many] * model.vocab_size).long(), to_unit_variance(rows[:, many:])
         # Both parts of the rule have about the same weight.
         score = self.of_ids[torch.arange(many), sparse].mean(1) * many**0.5
         score += (dense * self.of_numbers).mean(1) * self.numbers**0.5
@@ -303,7 +305,7 @@ class Clicks:
         return {"sparse": sparse, "dense": dense.view(shape), "label": (score > 0).float()}
 
 
-def between(x: Tensor) -> Tensor:
+def to_unit_variance(x: Tensor) -> Tensor:
     """Map numbers from 0 to 1 to numbers from -sqrt(3) to sqrt(3), with variance 1."""
     return (x * 2.0 - 1.0) * 3**0.5
 

@@ -109,11 +109,11 @@ def initialise_model(
             if not std:
                 local.fill_(mean)
                 continue
-            for rows_drawn, values in drawn(seed, name, weight.shape, rows, std):
+            for rows_drawn, values in draw_values(seed, name, weight.shape, rows, std):
                 local[rows_drawn].copy_(values)
 
 
-def drawn(
+def draw_values(
     seed: int, name: str, shape: torch.Size, rows: range, std: float
 ) -> Iterator[tuple[slice, Tensor]]:
     """Yield the initial values of some rows in pieces, as (slice of these rows, values).

@@ -30,7 +30,7 @@ class Attention(nn.Module):
         q = self.query(x).view(batch, length, self.heads, self.head_dim).transpose(1, 2)
         k = self.key(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)
         v = self.value(x).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k = rotate_pairs(q, cos, sin), rotate_pairs(k, cos, sin)
         grouped = self.kv_heads < self.heads
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
         mixed: Tensor = self.out(y.transpose(1, 2).reshape(batch, length, dim))
@@ -87,7 +87,7 @@ class Decoder(nn.Module):
         x = self.embedding(inputs)
         x = F.dropout(x, config.dropout, self.training)
         head_dim = config.model_dim // config.num_heads
-        cos, sin = rotation(inputs.size(1), head_dim, config.rope_theta, x.device)
+        cos, sin = rotation_tables(inputs.size(1), head_dim, config.rope_theta, x.device)
         device = x.device.type
         # Under autocast x is fp32, but queries and keys are not. One conversion serves all blocks.
         low = torch.is_autocast_enabled(device)
@@ -116,7 +116,9 @@ class Decoder(nn.Module):
         return 0.0, shape[1] ** -0.5 * ((2 * self.config.num_layers) ** -0.5 if added else 1.0)
 
 
-def rotation(length: int, dim: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotation_tables(
+    length: int, dim: int, theta: float, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Return cosines and sines per position and pair of channels (RoPE, arXiv:2104.09864).
 
     They are computed in fp32: in bf16, positions beyond 256 are not distinct.
@@ -127,7 +129,7 @@ def rotation(length: int, dim: int, theta: float, device: torch.device) -> tuple
     return angles.cos(), angles.sin()
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
 

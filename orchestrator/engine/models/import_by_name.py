@@ -25,7 +25,7 @@ def import_function(key: str, target: str) -> Callable[..., Any]:
             f"{key} is {target!r}; it must be package.module:function",
             "such as my_models.big:build for the function build of my_models/big.py",
         )
-    module = imported(key, target, name)
+    module = import_target(key, target, name)
     try:
         # The name may have dots, as in AutoModel.from_pretrained.
         found = functools.reduce(getattr, attribute.split("."), module)
@@ -42,7 +42,7 @@ def import_function(key: str, target: str) -> Callable[..., Any]:
     return found
 
 
-def imported(key: str, target: str, name: str) -> ModuleType:
+def import_target(key: str, target: str, name: str) -> ModuleType:
     here = str(Path.cwd())
     if sys.path[:1] != [here]:
         sys.path.insert(0, here)

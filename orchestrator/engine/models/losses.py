@@ -76,8 +76,8 @@ def as_sums(result: Any, giver: str) -> LossSums:
     refuse_taken_names(extra, giver)
     return LossSums(
         at_least_fp32(loss),
-        number(count, loss, f"{giver}: the count"),
-        {name: number(value, loss, f"{giver}: {name!r}") for name, value in extra.items()},
+        as_number(count, loss, f"{giver}: the count"),
+        {name: as_number(value, loss, f"{giver}: {name!r}") for name, value in extra.items()},
     )
 
 
@@ -89,7 +89,7 @@ def refuse_taken_names(names: Mapping[str, Any], giver: str) -> None:
             )
 
 
-def number(value: Any, like: Tensor, what: str) -> Tensor:
+def as_number(value: Any, like: Tensor, what: str) -> Tensor:
     if isinstance(value, Tensor) and value.dim() == 0:
         return value
     if not isinstance(value, Real):
@@ -163,9 +163,9 @@ class Losses:
         if self.step is not None:
             names = self.names if due is None else due
             return by_optimizer(names, self.step(model, batch), batch, drawn, self.names)
-        inputs, targets = halves(batch)
+        inputs, targets = split_batch(batch)
         # Outputs are converted, so that losses are computed in fp32.
-        outputs = map_nested(call(model, inputs), in_fp32)
+        outputs = map_nested(call_model(model, inputs), in_fp32)
         sized_by = targets if isinstance(targets, Tensor) else batch
         if self.counts and not targets.is_floating_point():
             value = self._counted(outputs, targets)
@@ -196,7 +196,7 @@ def to_totals(giver: str, result: Any, batch: Any, drawn: int | None) -> Totals:
     if isinstance(result, Tensor):
         many = result.numel() if result.dim() else samples_in(batch, drawn)
         total = at_least_fp32(result).sum() * (1 if result.dim() else many)
-        return {"loss": (total, number(many, result, giver))}
+        return {"loss": (total, as_number(many, result, giver))}
     if not isinstance(result, tuple):
         refuse_no_loss(giver, result)
     return as_sums(result, giver).totals()
@@ -229,7 +229,9 @@ def by_optimizer(
     given = {name: result[name]() if callable(result[name]) else result[name] for name in names}
     givers = {name: f"the step's loss of {name!r}" if name else "the step" for name in names}
     each = {name: to_totals(givers[name], given[name], batch, drawn) for name in names}
-    found: Totals = {} if "" in each else {"loss": added([each[name]["loss"] for name in names])}
+    found: Totals = (
+        {} if "" in each else {"loss": add_means([each[name]["loss"] for name in names])}
+    )
     for name, own in each.items():
         for key, pair in own.items():
             place = loss_of(name) if key == "loss" else key
@@ -258,7 +260,7 @@ def refuse_other_optimizers(names: Sequence[str], result: Any, known: Sequence[s
     raise UsageError(what, fix)
 
 
-def added(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def add_means(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return the sum of several means, as a sum and the first count, for a report."""
     first = pairs[0][1]
     total = sum(
@@ -276,7 +278,7 @@ def at_least_fp32(value: Tensor) -> Tensor:
     return value if value.dtype == torch.float64 else value.float()
 
 
-def halves(batch: Any) -> tuple[Any, Any]:
+def split_batch(batch: Any) -> tuple[Any, Any]:
     """Return the inputs and targets of a batch that has exactly these, or raise UsageError."""
     if isinstance(batch, (list, tuple)) and len(batch) == 2:
         return batch[0], batch[1]
@@ -293,7 +295,7 @@ def halves(batch: Any) -> tuple[Any, Any]:
     )
 
 
-def call(model: nn.Module, inputs: Any) -> Any:
+def call_model(model: nn.Module, inputs: Any) -> Any:
     if isinstance(inputs, dict):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, (list, tuple)) else model(inputs)

@@ -171,9 +171,9 @@ def progress_line(
     total = f"/{steps}" if steps else ""
     parts = [
         f"step {record['step']:>{len(total) - 1 if total else 6}}{total}",
-        f"loss {short(record['loss'])}",
-        *(f"{name} {short(value)}" for name, value in metrics.items()),
-        f"grad {short(record['grad_norm'])}",
+        f"loss {short_number(record['loss'])}",
+        *(f"{name} {short_number(value)}" for name, value in metrics.items()),
+        f"grad {short_number(record['grad_norm'])}",
         f"{record['tokens_per_s'] or 0.0:,.0f} {unit}/s",
         f"{record['step_ms'] or 0.0:,.1f} ms/step",
     ]
@@ -187,7 +187,7 @@ def progress_line(
     return "  ".join(parts)
 
 
-def short(value: float | None) -> str:
+def short_number(value: float | None) -> str:
     return "-" if value is None else f"{value:.5g}"
 
 

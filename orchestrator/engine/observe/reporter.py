@@ -199,7 +199,7 @@ class Reporter:
             if result.skipped:
                 self._say_skipped(result)
             else:
-                add(self.epoch_sums, result.sums)
+                add_sums(self.epoch_sums, result.sums)
             if result.in_a_row >= self.config.training.max_bad_steps:
                 raise JobFailed(
                     f"{result.in_a_row} steps in a row had NaN or inf, the last was step"
@@ -288,7 +288,7 @@ class Reporter:
         self.trackers.log(shown, int(record["step"] or 0))
 
 
-def add(to: dict[str, list[float]], sums: Mapping[str, tuple[float, float]]) -> None:
+def add_sums(to: dict[str, list[float]], sums: Mapping[str, tuple[float, float]]) -> None:
     for name, (total, count) in sums.items():
         before = to.setdefault(name, [0.0, 0.0])
         to[name] = [before[0] + total, before[1] + count]

@@ -96,7 +96,7 @@ def start_group(config: Config, device: torch.device) -> None:
     dist.init_process_group(both, alone, timeout, world, rank)
     atexit.register(finish_threads)
     if backend == "nccl":
-        atexit.register(leave)
+        atexit.register(leave_group)
     if backend == "nccl" and world > 1:
         # NCCL connects in the first collective, so a broken network shows here, and not at the
         # first gradient. device_id= would connect as well, but torch then splits NCCL's group for
@@ -105,7 +105,7 @@ def start_group(config: Config, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def leave() -> None:
+def leave_group() -> None:
     """Destroy the process group at the end of a program, because NCCL warns otherwise.
 
     After a failure this is skipped: other ranks may be in a collective that never ends.

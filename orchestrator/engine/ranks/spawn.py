@@ -36,7 +36,7 @@ class SpawnError(Exception):
 def launch(fn: Callable[..., Any], args: Sequence[Any], nprocs: int | None) -> list[Any]:
     count = number_of(nprocs)
     takes_rank = wants_rank(fn, args, count)
-    blob = packed((fn, takes_rank, tuple(args)))
+    blob = pickle_function((fn, takes_rank, tuple(args)))
     # This process hosts the store: its port is free, and no rank has to outlive the others.
     store: Any = vars(dist)["TCPStore"]("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with tempfile.TemporaryDirectory() as directory:
@@ -87,7 +87,7 @@ def wants_rank(fn: Callable[..., Any], args: Sequence[Any], count: int) -> bool:
     )
 
 
-def packed(what: Any) -> bytes:
+def pickle_function(what: Any) -> bytes:
     """Pickle the function, by value if it is of __main__, a notebook or another function."""
     try:
         return pickled_functions.dumps(what)

@@ -104,12 +104,12 @@ class Mirror:
             self.files.makedirs(target, exist_ok=True)
             for name, file in zip(names, opened, strict=True):
                 with self.files.open(f"{target}/{name}", "wb") as out:
-                    sent = transfer(file, out)
+                    sent = copy_rest(file, out)
                 if sent != records[name] or self.files.size(f"{target}/{name}") != sent.size:
                     raise OSError(f"{name} was damaged on its way")
         if whole:
             self.files.pipe_file(f"{target}/{NAME}", text)
-            there = manifests(self.files, self.root)
+            there = list_manifests(self.files, self.root)
             own = [path for manifest, _, path in there if self.is_ours(manifest.progress)]
             for old in own[self.keep :]:
                 # Without its manifest, the rest does not count as a checkpoint.
@@ -117,7 +117,7 @@ class Mirror:
                 self.files.rm(old, recursive=True)
 
 
-def transfer(source: BinaryIO, target: BinaryIO) -> FileRecord:
+def copy_rest(source: BinaryIO, target: BinaryIO) -> FileRecord:
     """Copy the rest of a file, and return its size and sha256."""
     size, total = 0, sha256()
     while piece := source.read(PIECE_BYTES):
@@ -127,7 +127,7 @@ def transfer(source: BinaryIO, target: BinaryIO) -> FileRecord:
     return FileRecord(size, total.hexdigest())
 
 
-def manifests(files: Any, root: str) -> list[tuple[Manifest, bytes, str]]:
+def list_manifests(files: Any, root: str) -> list[tuple[Manifest, bytes, str]]:
     """Return (manifest, its text, path) of each checkpoint at or below a path, newest first."""
     found = []
     for path in [root, *files.ls(root, detail=False)] if files.exists(root) else []:
@@ -140,14 +140,14 @@ def manifests(files: Any, root: str) -> list[tuple[Manifest, bytes, str]]:
 def fetch_checkpoint(url: str, directory: Path, say: Say) -> Path | None:
     """Fetch the newest whole checkpoint of a mirror. Return its directory, or None."""
     files, root = remote_files(url)
-    for manifest, text, path in manifests(files, root):
+    for manifest, text, path in list_manifests(files, root):
         partial = checkpoint_store.partial_path(directory, manifest.step, "mirror")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         try:
             for name, record in manifest.files.items():
                 with files.open(f"{path}/{name}") as source, (partial / name).open("wb") as out:
-                    if transfer(source, out) != record:
+                    if copy_rest(source, out) != record:
                         raise OSError(f"{name} is damaged: its sha256 is not the manifest's")
         except OSError as error:
             shutil.rmtree(partial)

@@ -66,7 +66,7 @@ def choose_writers(
     )
     members = ranks.neighbours
     answers = gather_values(
-        [seen(directory / f".seen_{token}_{rank}", purpose) for rank in (0, members[0])]
+        [wait_for_mark(directory / f".seen_{token}_{rank}", purpose) for rank in (0, members[0])]
     )
     shared, on_node = (all(column) for column in zip(*answers, strict=True))
     (directory / mine).unlink()
@@ -117,7 +117,7 @@ def is_local(directory: Path) -> bool:
     return os.major(directory.stat().st_dev) > 0
 
 
-def seen(mark: Path, purpose: str) -> bool:
+def wait_for_mark(mark: Path, purpose: str) -> bool:
     """Wait for another rank's file. Return False if it does not appear in time."""
     # In memory a node has its own files alone: those of another one never appear.
     may_be_late = purpose == "disk" and not is_local(mark.parent)

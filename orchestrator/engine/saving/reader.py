@@ -45,15 +45,15 @@ OTHERS = {
 }
 
 
-def member(kind: object, name: object) -> enum.Enum:
+def enum_member(kind: object, name: object) -> enum.Enum:
     """Replaces getattr(), with which some Pythons (Debian 12's) pickle members of an enum."""
     if not isinstance(kind, enum.EnumMeta) or name not in kind.__members__:
-        raise unknown("builtins.getattr")
+        raise unknown_name("builtins.getattr")
     found: enum.Enum = kind[str(name)]
     return found
 
 
-def unknown(name: str) -> CheckFailed:
+def unknown_name(name: str) -> CheckFailed:
     return CheckFailed(
         f"its {METADATA} names {name}, which no checkpoint of torch has",
         "it was damaged, or made to run a program: do not use it",
@@ -65,7 +65,7 @@ class MetadataUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
-            return member
+            return enum_member
         found = super().find_class(module, name) if self.may_be_known(module, name) else None
         own_class = isinstance(found, type) and found.__module__ == module
         if module in OF_METADATA and not own_class:
@@ -73,7 +73,7 @@ class MetadataUnpickler(pickle.Unpickler):
         if module == "torch" and name != "Size" and not isinstance(found, torch.dtype):
             found = None
         if found is None:
-            raise unknown(f"{module}.{name}")
+            raise unknown_name(f"{module}.{name}")
         return found
 
     def may_be_known(self, module: str, name: str) -> bool:

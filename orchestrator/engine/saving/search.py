@@ -56,7 +56,7 @@ def all_checkpoints(
     If there are states in memory, checkpoints on disk count only if they are of the same training.
     Without any, checkpoints on disk count only with `disk_alone`. Every rank has to call it.
     """
-    checkpoints, shared = agree(find) if find is not None else ([], True)
+    checkpoints, shared = agree_on_checkpoints(find) if find is not None else ([], True)
     node = ranks.nodes[ranks.rank][0]
     held = [holding for each in checkpoints if (holding := held_of(each, node))]
     nodes = {number for number, _ in ranks.nodes} if shared else {node}
@@ -131,7 +131,7 @@ def held_of(checkpoint: Checkpoint, node: int) -> Holding | None:
     )
 
 
-def agree(find: Find) -> tuple[list[Checkpoint], bool]:
+def agree_on_checkpoints(find: Find) -> tuple[list[Checkpoint], bool]:
     """Return this rank's checkpoints, and True if all ranks see the same complete ones."""
     deadline = time.monotonic() + SEEN_WITHIN_SECONDS
     while True:
@@ -140,7 +140,7 @@ def agree(find: Find) -> tuple[list[Checkpoint], bool]:
             checkpoints = find()
         except OrchestratorError as error:
             problem = str(error)
-        digest = sha256(repr(sorted(map(stamp, checkpoints))).encode()).digest()
+        digest = sha256(repr(sorted(map(checkpoint_stamp, checkpoints))).encode()).digest()
         parts = any(checkpoint.part for checkpoint in checkpoints)
         late = time.monotonic() > deadline or any(is_local(each.path) for each in checkpoints)
         answers = gather_values((problem, digest, parts, late))
@@ -156,7 +156,7 @@ def agree(find: Find) -> tuple[list[Checkpoint], bool]:
         time.sleep(0.05)
 
 
-def stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
+def checkpoint_stamp(checkpoint: Checkpoint) -> tuple[Any, ...]:
     """Return values that differ between checkpoints on two disks, even if these are copies."""
     manifest = checkpoint.path / checkpoint_manifest.NAME
     changed = manifest.stat().st_mtime_ns if manifest.exists() else 0

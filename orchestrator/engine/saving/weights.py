@@ -180,7 +180,7 @@ def read_configs(progress: Mapping[str, Any]) -> dict[str, str]:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Fill all parameters and saved buffers of a model. Each rank reads its own rows."""
-    stored = contents(path)
+    stored = tensor_files(path)
     found, missing = dict[Tensor, str](), []
     for tensor, names in names_of(model).items():
         if name := next((name for name in names if name in stored), None):
@@ -209,7 +209,7 @@ def names_of(model: nn.Module) -> dict[Tensor, list[str]]:
 def read_into(tensor: Tensor, name: str, path: Path, key: str) -> None:
     """Read this rank's rows of a tensor, and convert them to its dtype."""
     local, (starts, _) = local_tensor(tensor), local_part(tensor)
-    with torch.no_grad(), opened(path) as file:
+    with torch.no_grad(), open_weights(path) as file:
         part = file.get_slice(key)
         shape = tuple(part.get_shape())
         if shape != tuple(tensor.shape):
@@ -229,7 +229,7 @@ def refuse_unreadable(model: nn.Module, path: Path) -> None:
 
     It is called before the model is sharded.
     """
-    contents(path)
+    tensor_files(path)
     kept = plain_names.state_dict(model).keys()
     for name, buffer in plain_names.named_buffers(model):
         if buffer.is_meta and name not in kept:
@@ -239,18 +239,18 @@ def refuse_unreadable(model: nn.Module, path: Path) -> None:
             )
 
 
-def contents(path: Path) -> dict[str, tuple[Path, str]]:
+def tensor_files(path: Path) -> dict[str, tuple[Path, str]]:
     """Return the file of each tensor and its key there, by its name in the model."""
     found: dict[str, tuple[Path, str]] = {}
     for file in files_of(path):
         try:
-            with opened(file) as tensors:
+            with open_weights(file) as tensors:
                 found |= {plain_names.plain_name(key): (file, key) for key in tensors.keys()}  # noqa: SIM118
         except OrchestratorError:
             raise
         # safetensors raises its own class for a damaged file.
         except Exception as error:  # noqa: BLE001
-            raise unreadable(file, error) from None
+            raise unreadable_error(file, error) from None
     return found
 
 
@@ -263,7 +263,7 @@ def files_of(path: Path) -> list[Path]:
         try:
             names = dict(json.loads(index.read_bytes())["weight_map"]).values()
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-            raise unreadable(index, error) from None
+            raise unreadable_error(index, error) from None
         return [path / name for name in dict.fromkeys(names)]
     found = sorted(path.glob("*.safetensors"))
     if not found:
@@ -271,10 +271,10 @@ def files_of(path: Path) -> list[Path]:
     return found
 
 
-def opened(path: Path) -> Any:
+def open_weights(path: Path) -> Any:
     return import_optional("safetensors", "safetensors", NEED).safe_open(path, "pt")
 
 
-def unreadable(path: Path, error: Exception) -> UsageError:
+def unreadable_error(path: Path, error: Exception) -> UsageError:
     reason = getattr(error, "strerror", None) or error
     return UsageError(f"weights: {path} cannot be read: {reason}", "fetch or copy it again")

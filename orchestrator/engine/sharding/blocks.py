@@ -36,7 +36,7 @@ def blocks_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
     are all of one class. A ModuleList in a ModuleList has no forward, so its members are used.
     """
     if not wrap:
-        return list(dict.fromkeys(repeated(model)))
+        return list(dict.fromkeys(repeated_blocks(model)))
     names = {type(module).__name__ for module in model.modules()}
     for name in wrap:
         if name not in names:
@@ -47,23 +47,23 @@ def blocks_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
     return [module for module in model.modules() if type(module).__name__ in wrap]
 
 
-def repeated(module: nn.Module) -> Iterator[nn.Module]:
+def repeated_blocks(module: nn.Module) -> Iterator[nn.Module]:
     if isinstance(module, nn.ModuleList):
-        yield from members(module)
+        yield from block_members(module)
     elif is_stack(module):
         for member in module.children():
             # A member is a block, or a stage that holds blocks itself.
             inner = any(is_stack(part) for part in member.modules())
-            yield from repeated(member) if inner else [member]
+            yield from repeated_blocks(member) if inner else [member]
     else:
         for child in module.children():
-            yield from repeated(child)
+            yield from repeated_blocks(child)
 
 
-def members(container: nn.Module) -> Iterator[nn.Module]:
+def block_members(container: nn.Module) -> Iterator[nn.Module]:
     for member in container.children():
         if isinstance(member, (nn.ModuleList, nn.ModuleDict)):
-            yield from members(member)
+            yield from block_members(member)
         else:
             yield member
 

@@ -73,7 +73,7 @@ class Copies(DistributedDataParallel):
                 broadcast_buffers=keys.broadcast_buffers,
             )
         self.summed_all = False
-        self.register_comm_hook(self, summed)
+        self.register_comm_hook(self, sum_bucket)
 
     @contextlib.contextmanager
     def backward(self, *, last: bool) -> Iterator[None]:
@@ -93,7 +93,7 @@ class Copies(DistributedDataParallel):
 
 
 # ddp compares annotations with its own, so there are none.
-def summed(copies, bucket):  # type: ignore[no-untyped-def]
+def sum_bucket(copies, bucket):  # type: ignore[no-untyped-def]
     """Sum a bucket's gradients over the ranks, as a comm hook.
 
     ddp averages by default, but all strategies here scale the loss in the same way and sum.

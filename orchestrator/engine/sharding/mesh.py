@@ -100,7 +100,7 @@ def describe_mesh(mesh: Mesh, ranks: Ranks) -> str:
 # -- sharding the model ---------------------------------------------------------------------------
 
 
-def spread(
+def spread_model(
     model: nn.Module,
     mesh: Mesh,
     ranks: Ranks,
@@ -114,7 +114,7 @@ def spread(
     if mesh.mesh is None and not is_on_meta(model):
         # Sharding moves one group of parameters at a time, so a sharded model is not moved here.
         model.to(ranks.device)
-    blocks = recomputed(
+    blocks = wrap_recomputed(
         model, blocks_of(model, config.fsdp.wrap), config.training.activation_checkpointing
     )
     if config.compile.enabled:
@@ -126,7 +126,7 @@ def spread(
                 **({"mode": config.compile.mode} if config.compile.mode else {}),
             )
     if mesh.mesh is not None:
-        shard(model, blocks, mesh, ranks, config)
+        shard_blocks(model, blocks, mesh, ranks, config)
     if fill is not None:
         fill()
     # ddp refuses a model without trained weights. If weights are unfrozen later, Steppers sums
@@ -174,10 +174,10 @@ def distribute_model(
             fill()
         return Mesh("single", copies=1), Replicated(model)
     mesh = make_mesh(config, ranks)
-    return mesh, spread(model, mesh, ranks, config, fill)
+    return mesh, spread_model(model, mesh, ranks, config, fill)
 
 
-def shard(
+def shard_blocks(
     model: nn.Module, blocks: list[nn.Module], mesh: Mesh, ranks: Ranks, config: Config
 ) -> None:
     fsdp = config.fsdp
@@ -211,7 +211,7 @@ def shard(
         part.set_gradient_divide_factor(1.0)
         part.set_force_sum_reduction_for_comms(True)
     # The first part is the model itself, which is gathered anyway.
-    prefetch(parts[1:], config)
+    set_prefetching(parts[1:], config)
 
 
 def make_shardable(model: nn.Module, whole: set[nn.Parameter], device: torch.device) -> None:
@@ -225,7 +225,7 @@ def make_shardable(model: nn.Module, whole: set[nn.Parameter], device: torch.dev
             parameter.data = parameter.data.to(device)
 
 
-def prefetch(ordered: list[FSDPModule], config: Config) -> None:
+def set_prefetching(ordered: list[FSDPModule], config: Config) -> None:
     """Set FSDP's prefetching: blocks are gathered while the blocks before them compute."""
     fsdp = config.fsdp
     for index, part in enumerate(ordered):
@@ -259,7 +259,7 @@ COSTLY = (
 )
 
 
-def recomputed(model: nn.Module, blocks: list[nn.Module], how: str) -> list[nn.Module]:
+def wrap_recomputed(model: nn.Module, blocks: list[nn.Module], how: str) -> list[nn.Module]:
     """Wrap blocks in activation checkpointing, selective or full; return the wrapped blocks."""
     if how == "none":
         return blocks

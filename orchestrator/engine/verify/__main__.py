@@ -40,7 +40,7 @@ def main() -> None:
     try:
         config = settings.config_of_launch() or Config()
         ranks = join_group(options.backend, PATIENCE_SECONDS + options.seconds)
-        wrong = verify(ranks, config, options.max_size, options.seconds)
+        wrong = verify_ranks(ranks, config, options.max_size, options.seconds)
     except OrchestratorError as error:
         raise SystemExit(str(error)) from None
     # This waits until rank 0 has written the report.
@@ -50,10 +50,12 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def verify(ranks: Ranks, config: Config, largest: int, seconds: float) -> list[dict[str, Any]]:
+def verify_ranks(
+    ranks: Ranks, config: Config, largest: int, seconds: float
+) -> list[dict[str, Any]]:
     """Measure matmuls, collectives and pairs of nodes; return this rank's wrong results."""
     began = time.monotonic()
-    report: dict[str, Any] = {"complete": False, **about(ranks)}
+    report: dict[str, Any] = {"complete": False, **about_ranks(ranks)}
     kind = speed.matmul_dtype(config.training.mixed_precision)
 
     def multiply() -> None:
@@ -69,18 +71,18 @@ def verify(ranks: Ranks, config: Config, largest: int, seconds: float) -> list[d
         report["wrong"] = [wrong for some in exchange_values(own) for wrong in some]
         report["collectives"] = results.rows
         report["notes"] = results.notes
-        write(ranks, report)
+        write_report(ranks, report)
         multiply()
         report["pairs"] = pair_bench.measure_pairs(ranks, PAIRS * seconds)
-        write(ranks, report)
+        write_report(ranks, report)
     multiply()
     report["seconds"] = time.monotonic() - began
     report["complete"] = True
-    write(ranks, report)
+    write_report(ranks, report)
     return own
 
 
-def about(ranks: Ranks) -> dict[str, Any]:
+def about_ranks(ranks: Ranks) -> dict[str, Any]:
     described = exchange_values((device_name(ranks.device), link_speed()))
     nodes = [
         {
@@ -116,7 +118,7 @@ def in_words(wrong: list[dict[str, Any]]) -> str:
     )
 
 
-def write(ranks: Ranks, report: dict[str, Any]) -> None:
+def write_report(ranks: Ranks, report: dict[str, Any]) -> None:
     """Replace the report file, so that partial results exist if the job fails later."""
     experiment = os.environ.get("ORCHESTRATOR_EXPERIMENT")
     if ranks.rank == 0 and experiment:

@@ -92,7 +92,9 @@ class Call(NamedTuple):
 
 def all_reduce(ranks: Ranks, count: int) -> Call:
     data = repeated_pattern(ranks, count, factor_of_rank(ranks.rank))
-    return Call(lambda: dist.all_reduce(data), data, repeated_pattern(ranks, count, total(ranks)))
+    return Call(
+        lambda: dist.all_reduce(data), data, repeated_pattern(ranks, count, total_ranks(ranks))
+    )
 
 
 def all_gather(ranks: Ranks, count: int) -> Call:
@@ -109,7 +111,7 @@ def reduce_scatter(ranks: Ranks, count: int) -> Call:
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     own, part = repeated_pattern(ranks, count, factor_of_rank(ranks.rank)), count // ranks.world
     result = torch.zeros(part, device=ranks.device)
-    expected = repeated_pattern(ranks, part, total(ranks), ranks.rank * part)
+    expected = repeated_pattern(ranks, part, total_ranks(ranks), ranks.rank * part)
     return Call(lambda: scatter(result, own), result, expected)
 
 
@@ -129,7 +131,7 @@ def factor_of_rank(rank: int) -> int:
     return rank % WEIGHTS + 1
 
 
-def total(ranks: Ranks) -> int:
+def total_ranks(ranks: Ranks) -> int:
     return sum(map(factor_of_rank, range(ranks.world)))
 
 
@@ -165,14 +167,14 @@ def measure_collectives(ranks: Ranks, largest: int, seconds: float) -> Results:
     for index, name in enumerate(COLLECTIVES):
         left = largest_value(max(0.0, deadline - time.monotonic()))
         began = len(results.rows)
-        reason = grow(ranks, name, largest, left / (len(COLLECTIVES) - index), results)
-        say_from_rank_0(ranks, line(name, results.rows[began:]))
+        reason = measure_sizes(ranks, name, largest, left / (len(COLLECTIVES) - index), results)
+        say_from_rank_0(ranks, result_line(name, results.rows[began:]))
         if reason and reason not in results.notes:
             results.notes.append(reason)
     return results
 
 
-def grow(ranks: Ranks, name: str, largest: int, share: float, results: Results) -> str:
+def measure_sizes(ranks: Ranks, name: str, largest: int, share: float, results: Results) -> str:
     """Measure sizes from 1 KB to `largest`; return why it ended early (TIME or MEMORY), or "".
 
     All ranks stop at the same size, because they decide by the maximum over all ranks.
@@ -213,7 +215,7 @@ def measure_size(ranks: Ranks, name: str, size: int, budget: float, results: Res
     return alone
 
 
-def line(name: str, rows: list[dict[str, Any]]) -> str:
+def result_line(name: str, rows: list[dict[str, Any]]) -> str:
     """Return rank 0's line about a collective that is done."""
     if not rows:
         return f"{name}: no memory for any size"

@@ -77,10 +77,10 @@ def measure_round(ranks: Ranks, pairs: list[Pair], budget: float) -> list[Row]:
             source, target = (a, b) if forward else (b, a)
             for sender, receiver in zip(ranks.of_node(source), ranks.of_node(target), strict=False):
                 if ranks.rank == sender:
-                    rate, latency = send(ranks, receiver, budget)
+                    rate, latency = send_data(ranks, receiver, budget)
                     own.append({"from": source, "to": target, "rate": rate, "latency": latency})
                 elif ranks.rank == receiver:
-                    receive(ranks, sender)
+                    receive_data(ranks, sender)
     joined: dict[Pair, Row] = {}
     for row in (row for rows in exchange_values(own) for row in rows):
         pair = joined.setdefault((row["from"], row["to"]), {**row, "rate": 0.0, "lanes": 0})
@@ -93,7 +93,7 @@ def measure_round(ranks: Ranks, pairs: list[Pair], budget: float) -> list[Row]:
 # -- one lane -------------------------------------------------------------------------------------
 
 
-def send(ranks: Ranks, to: int, budget: float) -> tuple[float, float]:
+def send_data(ranks: Ranks, to: int, budget: float) -> tuple[float, float]:
     """Return the bytes per second and the latency to another rank.
 
     Messages grow until about MESSAGES of them fill the budget and larger ones are no faster. The
@@ -101,22 +101,22 @@ def send(ranks: Ranks, to: int, budget: float) -> tuple[float, float]:
     """
     data = torch.zeros(LARGEST, dtype=torch.uint8, device=ranks.device)
     # The first transfer connects, so it is not timed.
-    transfer(ranks, to, data[:FIRST])
-    latency = min(transfer(ranks, to, data[:1]) for _ in range(PINGS)) / 2
+    transfer_tensor(ranks, to, data[:FIRST])
+    latency = min(transfer_tensor(ranks, to, data[:1]) for _ in range(PINGS)) / 2
     until, size, smaller = time.monotonic() + budget, FIRST, 0.0
-    times = [transfer(ranks, to, data[:size])]
+    times = [transfer_tensor(ranks, to, data[:size])]
     while time.monotonic() + min(times) < until:
         rate = size / min(times)
         if size < LARGEST and (min(times) < budget / MESSAGES or rate > GAIN * smaller):
             smaller, size, times = rate, 4 * size, []
-        times.append(transfer(ranks, to, data[:size]))
+        times.append(transfer_tensor(ranks, to, data[:size]))
     dist.send(torch.tensor([0]), to)
     # The median avoids the slowest message, which was disturbed, and the fastest. After a pause a
     # switch passes some bytes at once, and ranks that share a link take bandwidth from each other.
     return size / statistics.median(times), latency
 
 
-def receive(ranks: Ranks, sender: int) -> None:
+def receive_data(ranks: Ranks, sender: int) -> None:
     data = torch.zeros(LARGEST, dtype=torch.uint8, device=ranks.device)
     size = torch.zeros(1, dtype=torch.int64)
     while True:
@@ -128,7 +128,7 @@ def receive(ranks: Ranks, sender: int) -> None:
             speed.settle_device(ranks.device)
 
 
-def transfer(ranks: Ranks, to: int, data: Tensor) -> float:
+def transfer_tensor(ranks: Ranks, to: int, data: Tensor) -> float:
     """Send a tensor; return the seconds until the receiver has acknowledged all of it."""
     dist.send(torch.tensor([data.numel()]), to)
     answer = torch.zeros(1, dtype=torch.uint8, device=ranks.device)

@@ -239,12 +239,12 @@ def log_in(
             raise wants_more(destination, more)
         return FabricConnection(connection, chosen, through)
     except BaseException as error:
-        failure = explained(error, connection, destination, deadline)
+        failure = explain_login_error(error, connection, destination, deadline)
         connection.client.close()
         raise failure from error
 
 
-def explained(
+def explain_login_error(
     error: BaseException, connection: fabric.Connection, destination: Destination, deadline: float
 ) -> BaseException:
     """Return the error to raise for a failed login: a known cause with a fix, else `error`."""
@@ -257,7 +257,7 @@ def explained(
                 "look at HostKeyAlgorithms, KexAlgorithms, Ciphers and MACs in both configurations",
             )
         case AuthFailure():
-            return refused(connection, destination, error.result, deadline)
+            return refused_error(connection, destination, error.result, deadline)
         case paramiko.ChannelException():
             return no_way_on(destination, error)
         case socket.gaierror():
@@ -266,10 +266,10 @@ def explained(
                 f"check the spelling of {destination.host!r}, /etc/hosts, ssh_config",
             )
         case paramiko.ssh_exception.NoValidConnectionsError():
-            return unreachable(destination, next(iter(error.errors.values())))
+            return unreachable_error(destination, next(iter(error.errors.values())))
         # The SSH handshake had not begun.
         case OSError() if connection.client.get_transport() is None:
-            return unreachable(destination, error)
+            return unreachable_error(destination, error)
         case paramiko.SSHException() | EOFError() | OSError():
             if time.monotonic() < deadline - NEARLY_SECONDS:
                 return Dropped(str(error) or "end of file")
@@ -281,7 +281,7 @@ def explained(
     return error
 
 
-def unreachable(destination: Destination, error: Exception) -> NodeError:
+def unreachable_error(destination: Destination, error: Exception) -> NodeError:
     """Return the error for a host to which no TCP connection could be made."""
     if isinstance(error, ConnectionRefusedError):
         return NodeError(
@@ -401,7 +401,7 @@ def label_of(source: Any) -> str:
     return f"agent: {source.pkey.comment or source.pkey.get_name()}"
 
 
-def refused(
+def refused_error(
     connection: fabric.Connection,
     destination: Destination,
     results: Sequence[Any],

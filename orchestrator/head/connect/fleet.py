@@ -81,7 +81,7 @@ def map_parallel(items: Sequence[T], work: Callable[[T], R]) -> list[R | Orchest
 
     def run(index: int, item: T) -> None:
         try:
-            results[index] = attempt(partial(work, item))
+            results[index] = try_call(partial(work, item))
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 crashes.append(error)
@@ -125,17 +125,17 @@ def ask_channels(
     thousands of nodes need no thread each.
     """
     pairs = list(zip(channels, requests, strict=True))
-    numbers = [attempt(partial(channel.post, request)) for channel, request in pairs]
+    numbers = [try_call(partial(channel.post, request)) for channel, request in pairs]
     since = time.monotonic()
     return [
         number
         if isinstance(number, OrchestratorError)
-        else attempt(partial(channel.wait_for, number, request, timeout, since))
+        else try_call(partial(channel.wait_for, number, request, timeout, since))
         for number, (channel, request) in zip(numbers, pairs, strict=True)
     ]
 
 
-def attempt(work: Callable[[], R]) -> R | OrchestratorError:
+def try_call(work: Callable[[], R]) -> R | OrchestratorError:
     """Return the result of work(), or the OrchestratorError that it raises."""
     try:
         return work()

@@ -35,12 +35,12 @@ CLOCK_OFF_SECONDS = 1.0
 THERE = "as root there, in /etc/security/limits.conf; then log in again"
 
 
-def memory(count: float) -> str:
+def memory_text(count: float) -> str:
     """Return a number of bytes as text in binary units."""
     return text.format_bytes(count, binary=True)
 
 
-def on(node: Examined, *words: str) -> str:
+def on_node(node: Examined, *words: str) -> str:
     """Return an ssh command that runs these words on a node, quoted for its shell as well."""
     line = shlex.join(words)
     return f"ssh {node.name} {line if line == ' '.join(words) else shlex.quote(line)}"
@@ -220,8 +220,8 @@ def check_busy(case: Case) -> Iterator[Finding]:
         for user, theirs in sorted(users.items()):
             pids = join_names([str(holder.pid) for holder in theirs])
             jobs = sorted({holder.job for holder in theirs if holder.job})
-            what = f"{user} holds {memory(sum(holder.used or 0 for holder in theirs))} on its GPUs"
-            what += f" (PID {pids})" + (f", job {', '.join(jobs)}" if jobs else "")
+            what = f"{user} holds {memory_text(sum(holder.used or 0 for holder in theirs))}"
+            what += f" on its GPUs (PID {pids})" + (f", job {', '.join(jobs)}" if jobs else "")
             mine = node.facts is not None and user == node.facts.user
             fix = f"orchestrator stop {jobs[0].rpartition('-')[0]}" if jobs and mine else ""
             yield warn_finding(node, what, fix or f"ask {user}, or wait")
@@ -244,7 +244,7 @@ def check_ours(case: Case) -> Iterator[Finding]:
 def check_workdir(case: Case) -> Iterator[Finding]:
     for node, facts in case.seen:
         if not facts.workdir_exists and (case.needs.workdir or node.placed):
-            fix = f"{on(node, 'mkdir', '-p', facts.workdir)}, or workdir= after it in the list"
+            fix = f"{on_node(node, 'mkdir', '-p', facts.workdir)}, or workdir= after it in the list"
             yield bad_finding(node, f"there is no directory {facts.workdir}", fix)
         elif facts.workdir_exists and facts.disk and not facts.disk.writable:
             yield warn_finding(
@@ -259,26 +259,29 @@ def check_disk(case: Case) -> Iterator[Finding]:
             report = bad_finding if "answer" in reason else unknown_finding
             yield report(node, f"the disk of {facts.workdir}: {reason}")
         for place in {disk.mounted: disk for disk in (facts.home, facts.disk) if disk}.values():
-            fix = f"{on(node, 'df', '-h', place.mounted)}; orchestrator prune --keep 5 --on-nodes"
+            fix = (
+                on_node(node, "df", "-h", place.mounted)
+                + "; orchestrator prune --keep 5 --on-nodes"
+            )
             if place.free < DISK_LITTLE:
-                what = f"{place.mounted}: {room(place)}"
+                what = f"{place.mounted}: {room_text(place)}"
                 yield (bad_finding if place.free < DISK_LEAST else warn_finding)(node, what, fix)
             if place.inodes and place.inodes_free < INODES_LITTLE:
                 what = f"{place.mounted}: {place.inodes_free} inodes left: no more files"
-                yield bad_finding(node, what, on(node, "df", "-i", place.mounted))
+                yield bad_finding(node, what, on_node(node, "df", "-i", place.mounted))
     if case.head is not None:
         yield from space_at_head(case.head)
 
 
-def room(disk: Disk) -> str:
-    return f"{memory(disk.free)} free of {memory(disk.total)}"
+def room_text(disk: Disk) -> str:
+    return f"{memory_text(disk.free)} free of {memory_text(disk.total)}"
 
 
 def space_at_head(disk: Disk) -> Iterator[Finding]:
     """Check the free space and inodes of the disk of the experiments."""
     where, fix = f"{disk.mounted} on this machine, of {disk.path}", "orchestrator prune --keep 5"
     if disk.free < DISK_LEAST:
-        yield Finding(WARN if disk.free else BAD, (), f"{where}: {room(disk)}", fix)
+        yield Finding(WARN if disk.free else BAD, (), f"{where}: {room_text(disk)}", fix)
     if disk.inodes and disk.inodes_free < INODES_LITTLE:
         what = f"{where}: {disk.inodes_free} inodes left: no more files"
         yield Finding(WARN if disk.inodes_free else BAD, (), what, fix)
@@ -299,10 +302,10 @@ def check_shm(case: Case) -> Iterator[Finding]:
             # NCCL cannot start without; gloo can.
             report = bad_finding if facts.gpus else warn_finding
             fix = f"ssh {node.name} ls -la /dev/shm"
-            yield report(node, f"/dev/shm is full: {room(disk)}", fix)
+            yield report(node, f"/dev/shm is full: {room_text(disk)}", fix)
         elif disk.total <= SHM_DEFAULT:
             fix = "docker run --shm-size=16g, or --ipc=host; in Kubernetes an emptyDir in memory"
-            yield warn_finding(node, f"/dev/shm has {memory(disk.total)} in all", fix)
+            yield warn_finding(node, f"/dev/shm has {memory_text(disk.total)} in all", fix)
 
 
 def check_limits(case: Case) -> Iterator[Finding]:
@@ -311,7 +314,7 @@ def check_limits(case: Case) -> Iterator[Finding]:
         if pinned != -1 and any(port.active and not port.software for port in facts.rdma):
             # Gloo, on CPUs, does not use RDMA.
             report = bad_finding if facts.gpus else warn_finding
-            what = f"memlock is {memory(pinned)}, and RDMA pins more"
+            what = f"memlock is {memory_text(pinned)}, and RDMA pins more"
             yield report(node, what, f"'* - memlock unlimited', {THERE}")
         if -1 < opened < NOFILE_LEAST:
             yield warn_finding(

@@ -103,7 +103,7 @@ def diagnose_nodes(
     if ask:
         looks = [Examine(workdir=n.facts.workdir, script=needs.script) for n in nodes]
         answers = ask(looks, EXAMINE_ANSWER_SECONDS)
-        silent, failed = dial(nodes, addresses, ask) if addresses else ({}, {})
+        silent, failed = dial_nodes(nodes, addresses, ask) if addresses else ({}, {})
     seen = [
         examined_node(node, answer, failed.get(node.name, ""))
         for node, answer in zip(nodes, answers, strict=True)
@@ -152,7 +152,7 @@ def examined_node(
     )
 
 
-def dial(
+def dial_nodes(
     nodes: Sequence[ProbedNode], addresses: Mapping[str, NodeAddress], ask: Ask
 ) -> tuple[dict[Call, str], dict[str, str]]:
     """Connect every node to every other in the job's network.

@@ -77,10 +77,10 @@ def bootstrap_nodes(
     sources = wheels.read_requirements(words, find_links, index=index)
     nodes = try_nodes(resolve_request(arguments), without_environment)
     made = make_environments(nodes.reached, sources, name)
-    remember(nodes, made)
+    remember_environment(nodes, made)
     lost = [BuildOutcome(node.name, problem=str(error), lost=True) for node, error in nodes.lost]
     outcomes = [*made, *lost]
-    show(outcomes, name)
+    show_outcomes(outcomes, name)
     output.print_result({"nodes": [asdict(outcome) for outcome in outcomes]})
     if any(outcome.lost for outcome in outcomes):
         return EXIT_NODE
@@ -94,7 +94,7 @@ def without_environment(node: Node, launch: Launch) -> Node:
     return replace(node, activate=None) if ours else node
 
 
-def remember(nodes: Nodes, made: Sequence[BuildOutcome]) -> None:
+def remember_environment(nodes: Nodes, made: Sequence[BuildOutcome]) -> None:
     """Save the environment as default for nodes whose own Python has no torch."""
     new, without_torch = {}, False
     given = {node.name: node for node in nodes.source.nodes}
@@ -105,7 +105,7 @@ def remember(nodes: Nodes, made: Sequence[BuildOutcome]) -> None:
         if "torch" not in outcome.packages:
             without_torch = True
         elif all(way is None for way in (node.python, node.activate, node.wrap)):
-            new[activations.machine_of(node)] = f"venv:{usual(outcome.path)}"
+            new[activations.machine_of(node)] = f"venv:{short_home_path(outcome.path)}"
     if new:
         activations.remember_activations(new)
         say(
@@ -136,14 +136,14 @@ def make_environments(
     looks = [LookAtEnvironment(key=kind.key(sources), name=name) for _, kind in known]
     found = fleet.ask_nodes([node for node, _ in known], looks, ANSWER_SECONDS)
     outcomes = [
-        lost(node, kind)
+        lost_outcome(node, kind)
         for node, kind in zip(reached, kinds, strict=True)
         if isinstance(kind, OrchestratorError)
     ]
     lacking: dict[str, list[tuple[Reached, Kind, str]]] = {}
     for (node, kind), look, state in zip(known, looks, found, strict=True):
         if isinstance(state, OrchestratorError):
-            outcomes.append(lost(node, state))
+            outcomes.append(lost_outcome(node, state))
         elif state.packages is not None:
             outcomes.append(BuildOutcome(node.node.name, state.path, state.packages))
         else:
@@ -154,7 +154,7 @@ def make_environments(
     return [by_name[node.node.name] for node in reached]
 
 
-def lost(node: Reached, error: OrchestratorError) -> BuildOutcome:
+def lost_outcome(node: Reached, error: OrchestratorError) -> BuildOutcome:
     return BuildOutcome(node.node.name, problem=str(error), lost=True)
 
 
@@ -195,19 +195,19 @@ def make_alike(
         error = arrived[node.node.name]
         if isinstance(error, OrchestratorError):
             raise error
-        progress = built(node, request.replace(tree=tree.digest))
+        progress = build_on_node(node, request.replace(tree=tree.digest))
         seconds, packages = time.monotonic() - began, progress.packages or {}
         return BuildOutcome(node.node.name, path, packages, True, seconds, progress.problem)
 
     with counted_work("installing", build, members) as counting:
         results = fleet.map_parallel(members, counting)
     return [
-        lost(node, result) if isinstance(result, OrchestratorError) else result
+        lost_outcome(node, result) if isinstance(result, OrchestratorError) else result
         for node, result in zip(nodes, results, strict=True)
     ]
 
 
-def built(node: Reached, request: BuildEnvironment) -> BuildProgress:
+def build_on_node(node: Reached, request: BuildEnvironment) -> BuildProgress:
     """Start the build on a node, wait until it is complete or has failed, return its progress."""
     node.channel.ask(request, ANSWER_SECONDS)
     deadline = time.monotonic() + WORK_ANSWER_SECONDS
@@ -226,7 +226,7 @@ def built(node: Reached, request: BuildEnvironment) -> BuildProgress:
 # -- output ----------------------------------------------------------------------------------------
 
 
-def show(outcomes: Sequence[BuildOutcome], name: str) -> None:
+def show_outcomes(outcomes: Sequence[BuildOutcome], name: str) -> None:
     """Print each node's outcome, and how to use the environment if all nodes have it."""
     for outcome in outcomes:
         if outcome.problem:
@@ -244,14 +244,14 @@ def show(outcomes: Sequence[BuildOutcome], name: str) -> None:
 
 def how_to_activate(whole: Sequence[BuildOutcome]) -> list[str]:
     """Return the option for the node list, for each path with its nodes if paths differ."""
-    nodes = nodes_by_value((outcome.node, usual(outcome.path)) for outcome in whole)
+    nodes = nodes_by_value((outcome.node, short_home_path(outcome.path)) for outcome in whole)
     return [
         f", after {', '.join(names)}" * (len(nodes) > 1) + f": activate=venv:{path}"
         for path, names in nodes.items()
     ]
 
 
-def usual(path: str) -> str:
+def short_home_path(path: str) -> str:
     """Return the path of an environment as ~/..., if it is in a home directory."""
     directory, _, key = path.rpartition("/")
     return f"{USUAL}/{key}" if directory.endswith(USUAL[1:]) else path

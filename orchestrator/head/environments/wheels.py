@@ -65,14 +65,14 @@ def read_requirements(
     if len(words) == 1 and is_file(words[0]):
         file, title = Path(words[0]), words[0]
     elif words:
-        file, title = written(words), redacted_text(", ".join(words))
+        file, title = write_requirements(words), redacted_text(", ".join(words))
     if file is None:
         raise UsageError(
             f"there is no {', '.join(NAMES[:-1])} or {NAMES[-1]} here",
             "orchestrator bootstrap FILE, or the packages: orchestrator bootstrap torch numpy",
         )
     try:
-        text = included(file, frozenset())
+        text = included_text(file, frozenset())
     except OSError as error:
         raise UsageError(f"{error.filename} cannot be read: {error.strerror}") from error
     return Requirements(file, text, title, links, index)
@@ -84,7 +84,7 @@ def is_file(word: str) -> bool:
     return path.suffix in SUFFIXES or (path.suffix != ".whl" and path.is_file())
 
 
-def written(words: Sequence[str]) -> Path:
+def write_requirements(words: Sequence[str]) -> Path:
     """Write packages and requirements files of the command line into one file; return it.
 
     Its name is requirements.txt, so the same packages have the same key as such a file.
@@ -111,12 +111,12 @@ def written(words: Sequence[str]) -> Path:
     return file
 
 
-def included(file: Path, seen: frozenset[Path]) -> bytes:
+def included_text(file: Path, seen: frozenset[Path]) -> bytes:
     """Return the text of a file, and of those that a requirements file includes by -r and -c."""
     text = file.read_bytes()
     if file.suffix in READ_BY_PIP and file not in seen:
         for name in INCLUDED.findall(text.decode(errors="replace")):
-            text += b"\0" + included(file.parent / name, seen | {file})
+            text += b"\0" + included_text(file.parent / name, seen | {file})
     return text
 
 
@@ -193,7 +193,7 @@ LONGEST_SECONDS = 3600.0
 LAST_LINES = 8
 
 
-def run(words: Sequence[str], what: str) -> None:
+def run_program(words: Sequence[str], what: str) -> None:
     """Run a program; raise CheckFailed with its last lines if it fails."""
     try:
         done = subprocess.run(
@@ -214,9 +214,9 @@ def run(words: Sequence[str], what: str) -> None:
         raise CheckFailed(f"{what}:\n    {last}", f"look at: {sys.executable} -m pip config list")
 
 
-def download(sources: Requirements, into: Path, what: str, *words: str) -> None:
+def download_wheels(sources: Requirements, into: Path, what: str, *words: str) -> None:
     pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-input"]
-    run([*pip, "-q", *sources.where, "-d", str(into), *words], what)
+    run_program([*pip, "-q", *sources.where, "-d", str(into), *words], what)
 
 
 def wheels_for(kind: Kind, sources: Requirements) -> Path:
@@ -231,7 +231,9 @@ def wheels_for(kind: Kind, sources: Requirements) -> Path:
     new = directory.parent / f".{name}.{os.urandom(4).hex()}.new"
     new.mkdir(mode=0o700)
     try:
-        download(sources, new, what, *kind.pip_options, *pip_options(kind, sources, new, what))
+        download_wheels(
+            sources, new, what, *kind.pip_options, *pip_options(kind, sources, new, what)
+        )
         (new / "pinned.txt").unlink(missing_ok=True)
         for path in new.iterdir():
             if path.suffix != ".whl":
@@ -270,7 +272,7 @@ def pip_options(kind: Kind, sources: Requirements, new: Path, what: str) -> list
         words = ["pip", "compile", "-q", "--no-header", "--no-annotate", "--emit-index-url"]
         words += ["--only-binary", ":all:", "--python-platform", kind.uv_platform]
         words += ["--python-version", kind.python, *sources.where, "-o", pinned, str(file)]
-    run([uv, *words], what)
+    run_program([uv, *words], what)
     return ["--no-deps", "-r", pinned]
 
 
@@ -282,7 +284,7 @@ def add_uv(kind: Kind, sources: Requirements, directory: Path) -> None:
     place = directory / "of uv"
     try:
         words = ("--no-deps", *kind.pip_options, "uv")
-        download(sources, place, "uv cannot be downloaded", *words)
+        download_wheels(sources, place, "uv cannot be downloaded", *words)
         (wheel,) = place.glob("uv-*.whl")
         with zipfile.ZipFile(wheel) as archive:
             (name,) = [name for name in archive.namelist() if name.endswith(".data/scripts/uv")]

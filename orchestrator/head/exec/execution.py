@@ -134,7 +134,7 @@ def shell_line(words: Sequence[str], directory: Directory) -> str:
 @functools.lru_cache(maxsize=16)
 def for_login_shell(text: str) -> str:
     """Return a line that has /bin/sh run a text, whichever shell gets it first."""
-    line = f"exec /bin/sh -c '{DECODE}' sh '{encoded(os.fsencode(text))}'"
+    line = f"exec /bin/sh -c '{DECODE}' sh '{encode_bytes(os.fsencode(text))}'"
     if len(line) > LONGEST_BYTES:
         raise UsageError(
             f"the command is too long: {len(line)} bytes, and {LONGEST_BYTES} are possible",
@@ -157,7 +157,7 @@ def change_to(directory: Directory) -> str:
     return f"cd -- {where} 2>/dev/null || {otherwise}\n"
 
 
-def encoded(data: bytes) -> str:
+def encode_bytes(data: bytes) -> str:
     """Return bytes escaped for printf %b, safe in single quotes of csh and fish as well."""
     return data.decode("latin-1").translate(ESCAPES)
 
@@ -329,11 +329,11 @@ class Execution:
         assert session.channel is not None
         channel = session.channel
         out, err = (Prologue(self.sink_of(session.node, errors)) for errors in (False, True))
-        complaints = fleet.start_thread(lambda: receive(channel.recv_stderr, err))
+        complaints = fleet.start_thread(lambda: receive_data(channel.recv_stderr, err))
         try:
-            if receive(channel.recv, out, until_it_begins=True):
+            if receive_data(channel.recv, out, until_it_begins=True):
                 session.begin(self.limit)
-            receive(channel.recv, out)
+            receive_data(channel.recv, out)
             complaints.join()
             code = channel.recv_exit_status()
             lost = not connection.alive
@@ -382,7 +382,7 @@ def why_not_begun(code: int, said: bytes) -> tuple[str, str]:
     return problem + (f": {last}" if last else ""), server_command.LOOK_FOR_EXIT
 
 
-def receive(
+def receive_data(
     read: Callable[[int], bytes], stream: Prologue, *, until_it_begins: bool = False
 ) -> bool:
     """Pass data to the stream, no faster than it accepts them; return False at the end."""

@@ -127,7 +127,7 @@ class Notifier:
 
     def over(self, record: JobRecord) -> None:
         """Queue the event for the end of a job, or of an attempt that is followed by another."""
-        kind, text, cause = ending(record)
+        kind, text, cause = ending_event(record)
         self.notices.put(without_secrets(notice_of(kind, record, text, cause, self.tree)))
 
     def report(self) -> None:
@@ -178,7 +178,7 @@ def run_command(words: str, notice: Notice, seconds: float = SECONDS) -> str:
 # -- the events ---------------------------------------------------------------------------------
 
 
-def ending(record: JobRecord) -> tuple[str, str, JobVerdict | None]:
+def ending_event(record: JobRecord) -> tuple[str, str, JobVerdict | None]:
     """Return the kind of event for an attempt's end, its text, and the verdict of a failure."""
     if record.goes_on:
         last = record.attempts[-1]

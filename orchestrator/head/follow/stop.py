@@ -125,7 +125,7 @@ def preview_stop(receipts: Sequence[Receipt], experiments: Path) -> str:
         whose = f"{user}'s {job}" if user else job
         known = [part.experiment for part in parts if part.experiment.startswith("/")]
         where = ", ".join(failures.shorten_names(list(dict.fromkeys(part.node for part in parts))))
-        count = processes(sum(len(part.left) for part in parts))
+        count = count_processes(sum(len(part.left) for part in parts))
         lines.append(f"{whose}: {count} on {where}{f', of {known[0]}' if known else ''}")
     root = f"{experiments.absolute()}/"
     others = len({(r.user, r.job) for r in alive if is_elsewhere(r.experiment, experiments)})
@@ -144,7 +144,7 @@ def is_elsewhere(experiment: str, experiments: Path) -> bool:
     return bool(experiment) and not (experiments / experiment).is_dir()
 
 
-def processes(count: int) -> str:
+def count_processes(count: int) -> str:
     return "1 process" if count == 1 else f"{count} processes"
 
 
@@ -165,7 +165,7 @@ def describe_receipt(receipt: Receipt) -> str:
         held = ", ".join(f"{pid} ({much})" for pid, much in receipt.gpu_memory.items())
         return f"{whose}: GPU MEMORY STILL HELD by dead processes: {held}; it may need a GPU reset"
     parts = ["ended, nothing left"]
-    many = processes(len({**receipt.ended, **receipt.killed}))
+    many = count_processes(len({**receipt.ended, **receipt.killed}))
     # Without entries the part had ended before.
     if receipt.ended:
         how = f", {len(receipt.killed)} of them killed" if receipt.killed else ""

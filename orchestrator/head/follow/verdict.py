@@ -131,7 +131,7 @@ def _with_the_drivers_words(failure: Failure, driver: Sequence[str]) -> Failure:
 
 def _of_exception(begun: Failure, event: RankEnded, error: RankError) -> Failure:
     text, trace = error.message, error.traceback
-    message = described(error.type, text, trace)
+    message = describe_exception(error.type, text, trace)
     where = begun.where
     evidence = "\n".join([message, *last_lines(trace)])
     if error.type in ("SyntaxError", "IndentationError", "TabError"):
@@ -172,7 +172,7 @@ def _blamed_on_gpu(failure: Failure, xid: Xid, who: str) -> Failure:
     return replace(failure, kind="gpu_fault", message=message, fix=fix)
 
 
-def described(kind: str, text: str, trace: str) -> str:
+def describe_exception(kind: str, text: str, trace: str) -> str:
     """Return the text of an exception, or of the one inside it if that says more."""
     if text.startswith("\n"):
         # The exception of mp.spawn has the traceback of the process that failed.

@@ -27,20 +27,20 @@ def machine_of(node: Node) -> str:
     """Return host:port or [v6]:port, or only the host if the list gives no port."""
     host = node.host.lower()
     if ":" in host:
-        host = canonical(host)
+        host = canonical_host(host)
     if node.port is None:
         return host
     return f"[{host}]:{node.port}" if ":" in host else f"{host}:{node.port}"
 
 
-def canonical(host: str) -> str:
+def canonical_host(host: str) -> str:
     try:
         return str(ipaddress.IPv6Address(host))
     except ValueError:
         return host
 
 
-def file() -> Path:
+def activations_file() -> Path:
     return Path(files.our_directory(), NAME)
 
 
@@ -49,7 +49,7 @@ def read_activations() -> dict[str, str]:
 
     Raise UsageError if other users can write the file, or if it is not valid.
     """
-    path = file()
+    path = activations_file()
     try:
         with files.open_plain(path) as opened:
             problem, text = other_writers(os.fstat(opened.fileno())), opened.read(LARGEST_BYTES)
@@ -67,7 +67,7 @@ def read_activations() -> dict[str, str]:
 
 def remember_activations(new: Mapping[str, str]) -> None:
     """Save the activation of each of these machines. A lock keeps other processes out."""
-    path = file()
+    path = activations_file()
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)

@@ -33,7 +33,7 @@ class Library(NamedTuple):
 READING = threading.Lock()
 
 
-def sources() -> list[Path]:
+def source_files() -> list[Path]:
     return [
         path
         for name in TRAVELS
@@ -50,12 +50,14 @@ def own_library() -> Library:
 def packed_library() -> bytes:
     """Return the payload for a node without the library: a size line and packed {name: source}."""
     with READING:
-        return pack(read_library().files)
+        return pack_files(read_library().files)
 
 
 @functools.cache
 def read_library() -> Library:
-    files = {f"orchestrator/{path.relative_to(HOUSE)}": path.read_bytes() for path in sources()}
+    files = {
+        f"orchestrator/{path.relative_to(HOUSE)}": path.read_bytes() for path in source_files()
+    }
     files["__main__.py"] = b"from orchestrator.node.main import main\n\nmain()\n"
     sums = {name: zlib.crc32(data, zlib.crc32(name.encode())) for name, data in files.items()}
     digest = hashlib.sha256(repr(list(files)).encode())
@@ -65,7 +67,7 @@ def read_library() -> Library:
 
 
 @functools.lru_cache(maxsize=1)
-def pack(files: tuple[tuple[str, bytes], ...]) -> bytes:
+def pack_files(files: tuple[tuple[str, bytes], ...]) -> bytes:
     texts = {name: data.decode("utf-8") for name, data in files}
     packed = zlib.compress(json.dumps(texts).encode("ascii"), 6)
     return b"%d\n%b" % (len(packed), packed)

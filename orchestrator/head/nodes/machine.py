@@ -101,7 +101,7 @@ def describe_machine(node: ProbedNode, checkup: Checkup | None) -> Machine:
         gpu_count=facts.gpus,
         gpus=tuple(gpus),
         driver=", ".join(sorted(drivers)) or (installed if facts.gpus else ""),
-        networks=networks(facts),
+        networks=machine_networks(facts),
         python=facts.python,
         python_version=facts.python_version,
         torch=facts.torch or "",
@@ -113,7 +113,7 @@ def describe_machine(node: ProbedNode, checkup: Checkup | None) -> Machine:
     )
 
 
-def networks(facts: Facts) -> tuple[MachineNetwork, ...]:
+def machine_networks(facts: Facts) -> tuple[MachineNetwork, ...]:
     """Return the interfaces with a routable address, and the active RDMA ports."""
     by_interface: dict[str, list[str]] = {}
     for address in facts.addresses:

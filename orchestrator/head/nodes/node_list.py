@@ -148,16 +148,16 @@ def nodes_of(line: str) -> Iterator[tuple[object, Node]]:
     if not words:
         return
     user, host, port = split_host(words[0])
-    shared = replace(options(words[1:]), user=user, port=port)
+    shared = replace(parse_options(words[1:]), user=user, port=port)
     try:
         names = [host] if v6(host) else host_ranges.expand_pattern(host, MAX_NODES)
         for name in names:
-            yield (user, canonical(name), port), replace(shared, host=name)
+            yield (user, canonical_name(name), port), replace(shared, host=name)
     except BadRange as error:
         raise ValueError(f"{error.what}; write {error.fix}") from None
 
 
-def options(words: Sequence[str]) -> Node:
+def parse_options(words: Sequence[str]) -> Node:
     """Return a Node with these options and without a host."""
     values: dict[str, Any] = {}
     for word in words:
@@ -211,7 +211,7 @@ def v6(text: str) -> str | None:
         return None
 
 
-def canonical(name: str) -> str:
+def canonical_name(name: str) -> str:
     """Return the canonical spelling of a name or address; raise ValueError if it is invalid."""
     if address := v6(name):
         return address
@@ -238,7 +238,7 @@ class NumberedNode:
         return f"node{self.index}"
 
 
-def numbered(nodes: Sequence[Node]) -> list[NumberedNode]:
+def number_nodes(nodes: Sequence[Node]) -> list[NumberedNode]:
     active = [node for node in nodes if not node.spare]
     spares = [node for node in nodes if node.spare]
     return [NumberedNode(index, node) for index, node in enumerate([*active, *spares])]
@@ -249,7 +249,7 @@ def choose_nodes(nodes: Sequence[Node], wanted: Sequence[str]) -> list[NumberedN
 
     A host without user and port selects every node of the list on that host.
     """
-    known = numbered(nodes)
+    known = number_nodes(nodes)
     if not wanted:
         return known
     chosen: set[int] = set()

@@ -242,7 +242,7 @@ def python_candidates(wanted: str | None) -> list[str]:
     return [wanted] if wanted else [sys.executable, "python3", "python"]
 
 
-def pythons(environment: Environment) -> list[str]:
+def pythons_to_try(environment: Environment) -> list[str]:
     """Return the Pythons to try on a node, in order."""
     if environment.activate and not environment.python:
         # These are the Pythons of the activated environment.
@@ -255,12 +255,12 @@ def shell_command(environment: Environment, nonce: str) -> str:
     if environment.activate:
         kind, _, value = environment.activate.partition(":")
         words = ["/bin/sh", "-c", ACTIVATED, "sh", nonce]
-        words += [str(ACTIVATION_SECONDS), kind, encoded(value), READ_PROGRAM]
+        words += [str(ACTIVATION_SECONDS), kind, encode_text(value), READ_PROGRAM]
         words += [environment.python] if environment.python else []
     else:
-        words = ["/bin/sh", "-c", CHOOSE_PYTHON, "sh", READ_PROGRAM, *pythons(environment)]
+        words = ["/bin/sh", "-c", CHOOSE_PYTHON, "sh", READ_PROGRAM, *pythons_to_try(environment)]
     if environment.wrap:
-        words = ["/bin/sh", "-c", WRAPPED, "sh", encoded(environment.wrap), *words]
+        words = ["/bin/sh", "-c", WRAPPED, "sh", encode_text(environment.wrap), *words]
     return "exec " + " ".join(map(quote_word, words))
 
 
@@ -273,7 +273,7 @@ def preamble_bytes(environment: Environment) -> bytes:
     """Return the bytes that precede our program on standard input."""
     if not environment.activate:
         return FIRST_LINE
-    return b"%b%b\n%b" % (FIRST_LINE, encoded(ACTIVATE).encode(), FIRST_LINE)
+    return b"%b%b\n%b" % (FIRST_LINE, encode_text(ACTIVATE).encode(), FIRST_LINE)
 
 
 def sized_program(program: str) -> bytes:
@@ -282,7 +282,7 @@ def sized_program(program: str) -> bytes:
     return READ_SIZED.format(size=len(data)).encode() + data
 
 
-def encoded(text: str) -> str:
+def encode_text(text: str) -> str:
     """Return a text without characters that a login shell interprets; printf %b decodes it."""
     data = text.encode("utf-8", "surrogateescape")
     return re.sub(rb"[^\w./:=, +-]", lambda m: b"\\0%03o" % m[0][0], data).decode("ascii")
@@ -331,7 +331,7 @@ ANOTHER_PYTHON = "name one with python=/path after the node in the list, or --py
 def no_server_reason(noise: bytes, errors: str, environment: Environment) -> tuple[str, str]:
     output = last_line(errors or noise.decode(errors="replace"))
     if b"no-python-here" in noise:
-        return no_python(pythons(environment))
+        return no_python(pythons_to_try(environment))
     another = another_user(noise.decode(errors="replace"))
     if another:
         return another

@@ -92,7 +92,7 @@ def address_of(node: ProbedNode, first: ProbedNode, master: str) -> NodeAddress:
         return NodeAddress(from_here, interface)
     target = ipaddress.ip_address(master)
     for address in facts.addresses:
-        if target in address.network and usable(facts, address):
+        if target in address.network and is_usable(facts, address):
             return NodeAddress(address.address, address.interface)
     # The probe looked up the route by the name in the list, before the address was known.
     interface, from_here = next(iter(facts.routes.values()), ("", ""))
@@ -101,7 +101,7 @@ def address_of(node: ProbedNode, first: ProbedNode, master: str) -> NodeAddress:
     raise no_way(node, master)
 
 
-def usable(facts: Facts, address: Address) -> bool:
+def is_usable(facts: Facts, address: Address) -> bool:
     interface = facts.interface(address.interface)
     return interface is None or interface.state == "up"
 

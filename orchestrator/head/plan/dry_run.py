@@ -27,7 +27,7 @@ def shell_lines(plan: Plan, node: NodePlan) -> list[str]:
         *([f"inside: {node.node.wrap}"] if node.node.wrap else []),
         *([f"with this active: {node.node.activate}"] if node.node.activate else []),
     ]
-    lines = [*map(comment, around), f"cd {quote_word(node.workdir)}"]
+    lines = [*map(shell_comment, around), f"cd {quote_word(node.workdir)}"]
     for name, text in node.files:
         lines.append(f"cat > {quote_word(name)} <<'END'\n{text}END")
     env = dict(node.env)
@@ -58,18 +58,18 @@ def plan_to_text(plan: Plan) -> str:
     for node in plan.nodes:
         several = f"ranks {node.first_rank}-{node.last_rank}"
         ranks = several if node.nproc > 1 else f"rank {node.first_rank}"
-        head = comment(f"node {node.index}: {node.node.name} ({ranks}: {node.nproc_why})")
+        head = shell_comment(f"node {node.index}: {node.node.name} ({ranks}: {node.nproc_why})")
         blocks.append("\n".join([head, *shell_lines(plan, node)]))
     ranks = f"{plural(len(plan.nodes), 'node')}, {plural(plan.world_size, 'rank')}"
     heading = [
-        comment(f"{ranks}, {plan.start} start, master {plan.master}"),
-        *(comment(f"note: {note}") for note in plan.notes),
-        *(comment(f"spare: {name}") for name in plan.spares),
+        shell_comment(f"{ranks}, {plan.start} start, master {plan.master}"),
+        *(shell_comment(f"note: {note}") for note in plan.notes),
+        *(shell_comment(f"spare: {name}") for name in plan.spares),
     ]
     return "\n".join(heading) + "\n\n" + "\n\n".join(blocks) + "\n"
 
 
-def comment(text: str) -> str:
+def shell_comment(text: str) -> str:
     """Return a one-line shell comment: a node's text in it must not become a command."""
     return " ".join(["#", *text.split()])
 
@@ -132,7 +132,7 @@ def setting_rows(nodes: Sequence[NodePlan]) -> list[tuple[str, ...]]:
     groups: dict[str, dict[tuple[str, str, str], list[int]]] = {}
     for node in nodes:
         for name in dict.fromkeys(setting.name for setting in node.settings):
-            row = decided(node, name)
+            row = decided_value(node, name)
             if row is not None:
                 groups.setdefault(name, {}).setdefault(row, []).append(node.index)
     rows: list[tuple[str, ...]] = []
@@ -142,7 +142,7 @@ def setting_rows(nodes: Sequence[NodePlan]) -> list[tuple[str, ...]]:
     return rows
 
 
-def decided(node: NodePlan, name: str) -> tuple[str, str, str] | None:
+def decided_value(node: NodePlan, name: str) -> tuple[str, str, str] | None:
     """Return (value, source, why) of the winning value; `why` names the value it overrides."""
     *others, last = [setting for setting in node.settings if setting.name == name]
     if last.why == IDENTITY:

@@ -122,10 +122,10 @@ def node_settings(
         settings += [
             EnvSetting(name, value, "nccl.profile is debug") for name, value in DEBUG.items()
         ]
-    return tuple(kept(setting, node.facts.environment) for setting in settings)
+    return tuple(kept_setting(setting, node.facts.environment) for setting in settings)
 
 
-def kept(setting: EnvSetting, environment: Mapping[str, str]) -> EnvSetting:
+def kept_setting(setting: EnvSetting, environment: Mapping[str, str]) -> EnvSetting:
     """Return the setting, or the node's own value (from its login or nccl.conf), which wins."""
     value = environment.get(setting.name)
     if value is None or value == setting.value:
@@ -158,7 +158,7 @@ def thread_settings(node: ProbedNode, name: str) -> list[EnvSetting]:
     interface = node.facts.interface(name)
     if interface is None or interface.speed is None or interface.speed < FAST:
         return []
-    if vendor(node, name) in CLOUDS:
+    if vendor_of(node, name) in CLOUDS:
         return []
     # NCCL's documentation advises 4 threads with 4 sockets each for 100 Gb/s.
     count = "4" if interface.speed >= VERY_FAST else "2"
@@ -169,12 +169,12 @@ def thread_settings(node: ProbedNode, name: str) -> list[EnvSetting]:
     ]
 
 
-def vendor(node: ProbedNode, name: str, depth: int = 0) -> str:
+def vendor_of(node: ProbedNode, name: str, depth: int = 0) -> str:
     """Return the vendor of an interface's card, also below a bond, bridge or VLAN."""
     interface = node.facts.interface(name)
     if interface is None or depth > 3:
         return ""
-    below = (vendor(node, member, depth + 1) for member in interface.members)
+    below = (vendor_of(node, member, depth + 1) for member in interface.members)
     return interface.vendor or next((name_below for name_below in below if name_below), "")
 
 

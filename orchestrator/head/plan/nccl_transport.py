@@ -55,20 +55,20 @@ def choose_fabric(
         which = ", ".join(sorted(theirs & CARDS))
         return Fabric("yours", nothing, hints=(f"the cards are left to your {which}",))
     if profile == "ethernet":
-        return tcp(nodes, "nccl.profile is ethernet", always=True)
+        return tcp_fabric(nodes, "nccl.profile is ethernet", always=True)
     ports_by_kind = {kind: [select_ports(node.facts, kind) for node in nodes] for kind in LAYERS}
     if profile in ports_by_kind:
-        return fabric(nodes, profile, required(nodes, profile, ports_by_kind[profile]))
+        return make_fabric(nodes, profile, required_cards(nodes, profile, ports_by_kind[profile]))
     complete = [kind for kind in ports_by_kind if all(ports.used for ports in ports_by_kind[kind])]
     log.debug("kinds of cards that all nodes have: %s", complete)
     if complete:
         kind = complete[0]
         if kind == "infiniband":
             check_subnets(nodes, ports_by_kind[kind])
-        return fabric(nodes, kind, ports_by_kind[kind])
+        return make_fabric(nodes, kind, ports_by_kind[kind])
     if hinted & CARDS:
         return Fabric("yours", nothing, hints=("the cards are left to your hook",))
-    return mixed(nodes, ports_by_kind)
+    return mixed_fabric(nodes, ports_by_kind)
 
 
 # -- ports ----------------------------------------------------------------------------------------
@@ -77,8 +77,8 @@ def choose_fabric(
 def select_ports(facts: Facts, kind: str) -> RdmaPorts:
     """Return a node's ports of a kind that are fit to carry NCCL's data."""
     mine = [port for port in facts.rdma if port.link_layer == LAYERS[kind]]
-    left = [(port, reason) for port in mine if (reason := unfit(port, kind))]
-    used = [port for port in mine if not unfit(port, kind)]
+    left = [(port, reason) for port in mine if (reason := why_port_unfit(port, kind))]
+    used = [port for port in mine if not why_port_unfit(port, kind)]
     fastest = max((port.rate for port in used), default=0.0)
     # A port of half the speed or less is for storage or SSH, and would slow the others down.
     slow = [port for port in used if port.rate * 2 <= fastest]
@@ -93,7 +93,7 @@ def select_ports(facts: Facts, kind: str) -> RdmaPorts:
     return RdmaPorts(tuple(used), tuple((port.name, reason) for port, reason in left))
 
 
-def unfit(port: RdmaPort, kind: str) -> str:
+def why_port_unfit(port: RdmaPort, kind: str) -> str:
     if port.software:
         return "software RDMA"
     if not port.active:
@@ -110,7 +110,7 @@ def is_bond(facts: Facts, port: RdmaPort) -> bool:
     return "bond" in port.device or (interface is not None and interface.kind == "bond")
 
 
-def subnets(ports: RdmaPorts) -> set[str]:
+def subnets_of(ports: RdmaPorts) -> set[str]:
     """Return the InfiniBand subnets of these ports."""
     gids = [gid for port in ports.used for gid in port.gids if gid.index == 0]
     return {":".join(gid.gid.split(":")[:4]) for gid in gids}
@@ -118,9 +118,9 @@ def subnets(ports: RdmaPorts) -> set[str]:
 
 def check_subnets(nodes: Sequence[ProbedNode], all_ports: Sequence[RdmaPorts]) -> None:
     """Raise for two separate InfiniBand fabrics: NCCL would wait for a connection forever."""
-    first = subnets(all_ports[0])
+    first = subnets_of(all_ports[0])
     for node, ports in zip(nodes, all_ports, strict=True):
-        there = subnets(ports)
+        there = subnets_of(ports)
         if first and there and not first & there:
             raise CheckFailed(
                 f"{nodes[0].name} and {node.name} are on different InfiniBand subnets "
@@ -133,12 +133,14 @@ def check_subnets(nodes: Sequence[ProbedNode], all_ports: Sequence[RdmaPorts]) -
 # -- decisions ------------------------------------------------------------------------------------
 
 
-def required(nodes: Sequence[ProbedNode], kind: str, all_ports: list[RdmaPorts]) -> list[RdmaPorts]:
+def required_cards(
+    nodes: Sequence[ProbedNode], kind: str, all_ports: list[RdmaPorts]
+) -> list[RdmaPorts]:
     without = [node for node, ports in zip(nodes, all_ports, strict=True) if not ports.used]
     if without:
         raise CheckFailed(
             f"nccl.profile is {kind}, but there is no {SPOKEN[kind]} to use on: "
-            + "; ".join(lack(node, kind) for node in without[:8]),
+            + "; ".join(why_no_card(node, kind) for node in without[:8]),
             "fix it, leave the node out of the list, or use what all nodes have: "
             "--set nccl.profile=auto",
         )
@@ -147,14 +149,14 @@ def required(nodes: Sequence[ProbedNode], kind: str, all_ports: list[RdmaPorts])
     return all_ports
 
 
-def lack(node: ProbedNode, kind: str) -> str:
+def why_no_card(node: ProbedNode, kind: str) -> str:
     """Return why a node has no usable card of this kind, e.g. "gpu03 (mlx5_0:1: DOWN)"."""
     left = select_ports(node.facts, kind).left
     reasons = ", ".join(f"{name}: {reason}" for name, reason in left[:4])
     return f"{node.name} ({reasons or node.facts.problems.get('rdma') or 'no such card'})"
 
 
-def mixed(nodes: Sequence[ProbedNode], ports_by_kind: dict[str, list[RdmaPorts]]) -> Fabric:
+def mixed_fabric(nodes: Sequence[ProbedNode], ports_by_kind: dict[str, list[RdmaPorts]]) -> Fabric:
     """Return TCP with a warning if no kind is on all nodes; raise if some would use InfiniBand."""
     with_infiniband = [
         node for node, p in zip(nodes, ports_by_kind["infiniband"], strict=True) if p.used
@@ -164,34 +166,34 @@ def mixed(nodes: Sequence[ProbedNode], ports_by_kind: dict[str, list[RdmaPorts]]
     if with_infiniband and any(node.facts.gpus for node in nodes):
         raise CheckFailed(
             f"{node_names(with_infiniband)} would use InfiniBand, but there is none to use on: "
-            + "; ".join(lack(node, "infiniband") for node in without[:8]),
+            + "; ".join(why_no_card(node, "infiniband") for node in without[:8]),
             "fix it or leave these nodes out of the list; or let all use TCP, which is slower: "
             "--set nccl.profile=ethernet",
         )
     with_roce = [node for node, p in zip(nodes, ports_by_kind["roce"], strict=True) if p.used]
     if not with_roce and not with_infiniband:
-        return tcp(nodes, "no node has InfiniBand or RoCE to use")
+        return tcp_fabric(nodes, "no node has InfiniBand or RoCE to use")
     some = with_infiniband or with_roce
     kind = "infiniband" if with_infiniband else "roce"
     lacking = [node for node in nodes if node not in some]
     reason = f"{node_names(lacking)} lack{'s' if len(lacking) == 1 else ''} {SPOKEN[kind]}"
-    chosen = tcp(nodes, f"{reason}, and all nodes must use the same", always=True)
+    chosen = tcp_fabric(nodes, f"{reason}, and all nodes must use the same", always=True)
     note = (
         f"WARNING: NCCL uses TCP, because {node_names(some)} ha{'s' if len(some) == 1 else 've'} "
         f"{SPOKEN[kind]} and the others do not: "
-        + "; ".join(lack(node, kind) for node in lacking[:8])
+        + "; ".join(why_no_card(node, kind) for node in lacking[:8])
     )
     return Fabric(chosen.kind, chosen.settings, (note,))
 
 
-def tcp(nodes: Sequence[ProbedNode], reason: str, *, always: bool = False) -> Fabric:
+def tcp_fabric(nodes: Sequence[ProbedNode], reason: str, *, always: bool = False) -> Fabric:
     """Return the fabric for TCP; InfiniBand is disabled if any node has a card NCCL would try."""
     needed = always or any(node.facts.rdma for node in nodes)
     setting = (EnvSetting("NCCL_IB_DISABLE", "1", reason),) if needed else ()
     return Fabric("ethernet", (setting,) * len(nodes))
 
 
-def fabric(nodes: Sequence[ProbedNode], kind: str, all_ports: Sequence[RdmaPorts]) -> Fabric:
+def make_fabric(nodes: Sequence[ProbedNode], kind: str, all_ports: Sequence[RdmaPorts]) -> Fabric:
     settings = []
     notes: list[str] = []
     for node, ports in zip(nodes, all_ports, strict=True):

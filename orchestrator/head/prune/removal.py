@@ -118,7 +118,7 @@ def scan_experiments(
         if GONE.fullmatch(each.name) and each.is_dir(follow_symlinks=False):
             hidden.append(Removable(each.name))
             continue
-        entry = read(root, each.name, where)
+        entry = read_entry(root, each.name, where)
         if isinstance(entry, PruneEntry):
             entries.append(entry)
         else:
@@ -127,7 +127,7 @@ def scan_experiments(
     return entries, foreign, hidden
 
 
-def read(root: int, name: str, where: Where) -> PruneEntry | str:
+def read_entry(root: int, name: str, where: Where) -> PruneEntry | str:
     """Return one entry, or the reason why it is no experiment of ours."""
     if time_in_name(name) is None:
         return "its name does not end with a time"
@@ -138,7 +138,7 @@ def read(root: int, name: str, where: Where) -> PruneEntry | str:
             return PruneEntry(
                 name,
                 record=record,
-                pinned=pinned(directory),
+                pinned=is_pinned(directory),
                 identity=(status.st_dev, status.st_ino),
                 launched_here=launched,
             )
@@ -153,7 +153,7 @@ def read(root: int, name: str, where: Where) -> PruneEntry | str:
         return "its job.json is not the record of a job"
 
 
-def pinned(directory: int) -> bool:
+def is_pinned(directory: int) -> bool:
     """Return True if this experiment must never be removed."""
     return PIN in os.listdir(directory)
 
@@ -185,11 +185,11 @@ def measure_directory(root: int, one: Removable, path: os.PathLike[str]) -> None
             with contextlib.suppress(FileNotFoundError):
                 status = os.stat(entry, dir_fd=directory, follow_symlinks=False)
                 one.size += status.st_blocks * 512
-    if obstacle := mounted(path) or obstacle:
+    if obstacle := mount_inside(path) or obstacle:
         one.action, one.reason = FAILED, obstacle
 
 
-def mounted(path: os.PathLike[str]) -> str:
+def mount_inside(path: os.PathLike[str]) -> str:
     """Return which mount is in a directory, as an obstacle; nothing where there is none."""
     points = files.mounts_below(path)
     return f"{shown_name(points[0])} is mounted there: what it holds is not ours" if points else ""
@@ -222,7 +222,8 @@ def keep_busy(
     """Mark the experiments that run or are in use; return {node: why it cannot be asked}."""
     going = [entry for entry in entries if entry.action == SELECTED]
     why = {
-        entry.name: in_use(root, entry.name) or unknown(entry, on_nodes=on_nodes) for entry in going
+        entry.name: in_use(root, entry.name) or why_unknown(entry, on_nodes=on_nodes)
+        for entry in going
     }
     records = [
         entry.record
@@ -232,17 +233,17 @@ def keep_busy(
     living: set[tuple[str, int]] = set()
     silent: dict[tuple[str, int], str] = {}
     if records:
-        answers, silent = ask(Living, records, ssh_config, FILE_ANSWER_SECONDS)
+        answers, silent = ask_machines(Living, records, ssh_config, FILE_ANSWER_SECONDS)
         living = {run for answer in answers for run in answer.living}
     for entry in going:
-        if reason := why[entry.name] or runs(entry.record, living, silent):
+        if reason := why[entry.name] or why_running(entry.record, living, silent):
             entry.stays(reason)
             entry.busy = True
     every = [(node, (record.job, node.index)) for record in records for node in record.nodes]
     return {node.name: silent[run] for node, run in every if on_nodes and run in silent}
 
 
-def unknown(entry: PruneEntry, *, on_nodes: bool) -> str:
+def why_unknown(entry: PruneEntry, *, on_nodes: bool) -> str:
     """Return why it cannot be found out whether a job still runs, where that is needed."""
     record, over = entry.record, entry.record.state in OVER
     if record.scheduled:
@@ -267,7 +268,7 @@ def in_use(root: int, name: str) -> str:
         return ""
 
 
-def runs(
+def why_running(
     record: JobRecord, living: Collection[tuple[str, int]], silent: Mapping[tuple[str, int], str]
 ) -> str:
     """Return why a job counts as running, or "".
@@ -286,7 +287,7 @@ def runs(
 # -- on their nodes ---------------------------------------------------------------------------
 
 
-def ask(
+def ask_machines(
     request: type[Request[A]], records: Sequence[JobRecord], ssh_config: Path | None, seconds: float
 ) -> tuple[list[A], dict[Run, str]]:
     """Send one request to every machine, about all runs of these jobs on it.
@@ -405,7 +406,7 @@ class Removal:
         """
         cleaned = [entry for entry in batch if entry.record.job not in shared]
         records = [entry.record for entry in cleaned]
-        answers, silent = ask(Remove, records, self.ssh_config, FILES_ANSWER_SECONDS)
+        answers, silent = ask_machines(Remove, records, self.ssh_config, FILES_ANSWER_SECONDS)
         self.freed_on_nodes += sum(answer.freed for answer in answers)
         problems = {(run.job, run.node): run.problem for answer in answers for run in answer.runs}
         for entry in cleaned:
@@ -426,9 +427,9 @@ class Removal:
                 status = os.fstat(directory)
                 if (status.st_dev, status.st_ino) != entry.identity:
                     raise NotRemovable("it was replaced a moment ago")
-                if pinned(directory):
+                if is_pinned(directory):
                     raise NotRemovable("it has just been pinned")
-                if obstacle := mounted(self.directory / entry.name):
+                if obstacle := mount_inside(self.directory / entry.name):
                     raise NotRemovable(obstacle)
                 yield directory, lock
 

@@ -243,11 +243,11 @@ class BatchBackend(SlurmBackend):
         job, began = job_of(record), time.monotonic()
         killed: dict[int, str] = {}
         if not queue.find_job(job).over:
-            end(record, now=grace <= 0)
-        if grace > 0 and not gone(job, grace + KILL_LIMIT_SECONDS / 2):
+            end_job(record, now=grace <= 0)
+        if grace > 0 and not wait_until_gone(job, grace + KILL_LIMIT_SECONDS / 2):
             queue.cancel_job(job)
             killed = {int(job): "Slurm's job"}
-        left = () if gone(job, KILL_LIMIT_SECONDS) else (int(job),)
+        left = () if wait_until_gone(job, KILL_LIMIT_SECONDS) else (int(job),)
         if not left:
             self.settle(experiment, experiment.read_record(), patience=1.0)
         took = time.monotonic() - began
@@ -322,7 +322,7 @@ class SlurmJobView:
         self.pump()
         if len(self.interrupts) > self.answered:
             self.answered += 1
-            say(end(self.record, now=self.answered > 1))
+            say(end_job(self.record, now=self.answered > 1))
         self.record = self.experiment.read_record()
         if time.monotonic() >= self.next_ask:
             self.next_ask = time.monotonic() + SCHEDULER_SECONDS
@@ -363,7 +363,7 @@ def job_of(record: JobRecord) -> str:
     return record.slurm_job
 
 
-def end(record: JobRecord, *, now: bool) -> str:
+def end_job(record: JobRecord, *, now: bool) -> str:
     """Request the end of the job, or cancel it; return a sentence that says which."""
     job = job_of(record)
     if now or record.state == "queued":
@@ -374,7 +374,7 @@ def end(record: JobRecord, *, now: bool) -> str:
     return f"asking the ranks to save and stop ({grace}); once more to cancel the job"
 
 
-def gone(job: str, patience: float) -> bool:
+def wait_until_gone(job: str, patience: float) -> bool:
     """Wait until the job has left the queue; return False after `patience` seconds."""
     deadline = time.monotonic() + patience
     while not queue.find_job(job).over:

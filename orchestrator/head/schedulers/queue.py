@@ -49,7 +49,7 @@ class QueueEntry:
         return f"{self.state or 'no longer known'}{f' ({self.reason})' if known else ''}"
 
 
-def run(*command: str, stdin: str | None = None, env: Mapping[str, str] | None = None) -> str:
+def run_slurm(*command: str, stdin: str | None = None, env: Mapping[str, str] | None = None) -> str:
     """Run a command of Slurm and return its output; raise NodeError if it fails."""
     if shutil.which(command[0]) is None:
         raise CheckFailed(
@@ -79,7 +79,9 @@ def run(*command: str, stdin: str | None = None, env: Mapping[str, str] | None =
 
 def find_job(job: str) -> QueueEntry:
     try:
-        output = run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r")
+        output = run_slurm(
+            "squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%r"
+        )
     except NodeError as error:
         if UNKNOWN in error.what:
             return QueueEntry()
@@ -90,32 +92,32 @@ def find_job(job: str) -> QueueEntry:
 
 def ask_to_stop(job: str) -> None:
     """Send SIGTERM to the batch script only, which then stops the ranks."""
-    run("scancel", "--batch", "--signal=TERM", job)
+    run_slurm("scancel", "--batch", "--signal=TERM", job)
 
 
 def cancel_job(job: str) -> None:
-    run("scancel", job)
+    run_slurm("scancel", job)
 
 
 def requeue_job(job: str) -> None:
-    run("scontrol", "requeue", job)
+    run_slurm("scontrol", "requeue", job)
 
 
 def count_restarts(job: str) -> int:
     """Return how often Slurm has requeued a job."""
-    found = re.search(r"\bRestarts=(\d+)", run("scontrol", "--oneliner", "show", "job", job))
+    found = re.search(r"\bRestarts=(\d+)", run_slurm("scontrol", "--oneliner", "show", "job", job))
     return int(found[1]) if found else 0
 
 
 def is_out_of_time(job: str) -> bool:
     """Return True if the time limit of a job is over."""
-    left = run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%L").strip()
+    left = run_slurm("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%L").strip()
     return left in ("0:00", "INVALID")
 
 
 def submit_file(file: str, env: Mapping[str, str]) -> str:
     """Submit a batch file with these variables added, and return the number of its job."""
-    output = run("sbatch", "--parsable", file, env={**os.environ, **env}).strip()
+    output = run_slurm("sbatch", "--parsable", file, env={**os.environ, **env}).strip()
     # With several clusters, the cluster's name follows the number.
     return output.partition(";")[0]
 
@@ -123,18 +125,20 @@ def submit_file(file: str, env: Mapping[str, str]) -> str:
 # -- nodes ------------------------------------------------------------------------------------
 
 
-def hostnames(text: str) -> list[str]:
+def expand_hostnames(text: str) -> list[str]:
     """Return a host list as expanded by scontrol; without scontrol, nothing."""
     if shutil.which("scontrol") is None:
         return []
-    return run("scontrol", "show", "hostnames", text).split()
+    return run_slurm("scontrol", "show", "hostnames", text).split()
 
 
-def addresses(names: Sequence[str]) -> dict[str, str]:
+def addresses_of_nodes(names: Sequence[str]) -> dict[str, str]:
     """Return node -> IP address, from the address that Slurm uses or else the node's name."""
     known: dict[str, str] = {}
     if shutil.which("scontrol") is not None:
-        for line in run("scontrol", "--oneliner", "show", "node", ",".join(names)).splitlines():
+        for line in run_slurm(
+            "scontrol", "--oneliner", "show", "node", ",".join(names)
+        ).splitlines():
             name = re.search(r"\bNodeName=(\S+)", line)
             address = re.search(r"\bNodeAddr=(\S+)", line)
             if name and address:
@@ -200,7 +204,7 @@ def allocated_nodes(*, asked: bool) -> SlurmNodes | None:
             "run it inside `salloc --nodes=2`; or: orchestrator submit slurm --nnodes 2 ...",
         )
     check_called_once()
-    names = hostnames(os.environ["SLURM_JOB_NODELIST"]) or allocation.nodes
+    names = expand_hostnames(os.environ["SLURM_JOB_NODELIST"]) or allocation.nodes
     tasks = allocation.tasks_per_node
     slots = tasks if tasks and tasks > 1 and not os.environ.get("SLURM_GPUS_ON_NODE") else None
     nodes = tuple(Node(name, slots=slots) for name in names)
@@ -212,7 +216,7 @@ def allocated_nodes(*, asked: bool) -> SlurmNodes | None:
     return SlurmNodes(
         allocation.job,
         nodes,
-        addresses(names),
+        addresses_of_nodes(names),
         batch,
         Path(directory) if directory else None,
     )

@@ -95,17 +95,17 @@ def hold_gpus(wanted: Sequence[NodeClaim]) -> Hold:
     All nodes are asked at once. Launches that collide there all release what they have. Each then
     asks one node after the other, in an order that is the same for all. So one gets everything.
     """
-    answers = ask(wanted, 0.0)
+    answers = send_claims(wanted, 0.0)
     # The obstacle may pass in a moment, if the others are launches that are about to start.
     passing = all(
         not one.lacking and all(taken.state == STARTING for taken in one.taken) for one in answers
     )
     if passing and not all(one.held for one in answers):
-        release(wanted)
+        release_claims(wanted)
         order = sorted(range(len(wanted)), key=lambda at: answers[at].machine)
         wanted, answers = [wanted[at] for at in order], []
         for one in wanted:
-            answers += ask([one], PATIENCE_SECONDS)
+            answers += send_claims([one], PATIENCE_SECONDS)
             if not answers[-1].held:
                 break
     missing = {
@@ -116,30 +116,30 @@ def hold_gpus(wanted: Sequence[NodeClaim]) -> Hold:
     }
     log.info("claims on %s: %s", [one.name for one in wanted], missing or "held")
     if missing:
-        release(wanted)
+        release_claims(wanted)
         return Hold(missing)
-    return Hold(notes=tuple(notes([one.name for one in wanted], answers)))
+    return Hold(notes=tuple(claim_notes([one.name for one in wanted], answers)))
 
 
-def ask(wanted: Sequence[NodeClaim], patience: float) -> list[Claimed]:
+def send_claims(wanted: Sequence[NodeClaim], patience: float) -> list[Claimed]:
     """Send the claims to the nodes; if one does not answer, release the others and raise."""
     claims = [Claim(devices=one.devices, part=one.part, patience=patience) for one in wanted]
     channels = [one.channel for one in wanted]
     answers = fleet.ask_channels(channels, claims, QUICK_ANSWER_SECONDS + patience)
     if silent := failures.failed_nodes(wanted, answers):
-        release(wanted)
+        release_claims(wanted)
         table = failures.failure_table(silent, len(answers), "; nothing was started")
         raise NodeError(table, names=[one.name for one, _ in silent])
     return [answer for answer in answers if isinstance(answer, Claimed)]
 
 
-def release(wanted: Sequence[NodeClaim]) -> None:
+def release_claims(wanted: Sequence[NodeClaim]) -> None:
     """Release the claims on these nodes; a node that does not answer releases its own by itself."""
     requests = [Unclaim()] * len(wanted)
     fleet.ask_channels([one.channel for one in wanted], requests, QUICK_ANSWER_SECONDS)
 
 
-def notes(names: Sequence[str], answers: Sequence[Claimed]) -> Iterator[str]:
+def claim_notes(names: Sequence[str], answers: Sequence[Claimed]) -> Iterator[str]:
     """Yield a line on each node that gives only some GPUs, or whose use by others is unknown."""
     parts = [answer.words if " of " in answer.words else "" for answer in answers]
     for words, where in nodes_by_value(zip(names, parts, strict=True)).items():
@@ -170,13 +170,13 @@ def devices_of(request: LaunchRequest, node: Reached) -> DeviceRequest | None:
 # -- the order of the queue (pure functions) ----------------------------------------------------
 
 
-def ahead(mine: ClaimEntry, state: LockTableState) -> list[ClaimEntry]:
+def entries_ahead(mine: ClaimEntry, state: LockTableState) -> list[ClaimEntry]:
     """Return the entries that wait on a node before this one, in queue order."""
     waiting = [one for one in state.entries if one.state == WAITING and one.rank < mine.rank]
     return sorted(waiting, key=lambda one: one.rank)
 
 
-def blocked(mine: ClaimEntry, state: LockTableState) -> str:
+def why_blocked(mine: ClaimEntry, state: LockTableState) -> str:
     """Return why a launch cannot start on a node yet, "" if it can.
 
     It overtakes earlier entries only if it leaves enough for all of them.
@@ -184,7 +184,7 @@ def blocked(mine: ClaimEntry, state: LockTableState) -> str:
     left = state.free - state.wants
     if left < 0:
         return f"{state.free} of {state.wants} free"
-    for one in ahead(mine, state):
+    for one in entries_ahead(mine, state):
         left -= one.wants
         if left < 0:
             return f"{one.user}'s {one.job} waits before it"
@@ -195,7 +195,7 @@ def find_obstacles(
     mine: ClaimEntry, states: Mapping[str, LockTableState], least: int
 ) -> dict[str, str]:
     """Return {} if enough nodes are ready for a launch, else the reason by the others' names."""
-    reasons = {name: why for name, state in states.items() if (why := blocked(mine, state))}
+    reasons = {name: why for name, state in states.items() if (why := why_blocked(mine, state))}
     return reasons if len(states) - len(reasons) < least else {}
 
 

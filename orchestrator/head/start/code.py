@@ -57,9 +57,9 @@ def reach_with_code(request: LaunchRequest) -> tuple[LaunchRequest, Nodes]:
         if not wanted:
             named = all(is_placed(request, node) for node in nodes.reached)
             return request, replace(nodes, scan=None if named else scan)
-        request = relative(request)
+        request = relative_request(request)
         log.info("brings the code to %s", [node.node.name for node in wanted])
-        checked = bring(request, wanted, len(nodes.reached), scan)
+        checked = bring_code(request, wanted, len(nodes.reached), scan)
         return request, replace(with_snapshots(nodes, wanted, checked), scan=scan)
     except BaseException:
         scan.cancel()
@@ -71,7 +71,7 @@ def expect_code(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, No
     wanted = [node for node in nodes.reached if gets_snapshot(request, node)]
     if not needs_code(request) or not wanted:
         return request, nodes
-    request = relative(request)
+    request = relative_request(request)
     tree = begin_scan(request).tree()
     about = f"{plural(tree.files, 'file')}, {format_bytes(tree.size)}"
     names = join_names([node.node.name for node in wanted])
@@ -79,12 +79,12 @@ def expect_code(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, No
         f"a launch sends the code ({about}) as far as it is lacking to {names}, where it runs in a"
         " directory of its own, NAME: before that, commands cannot be pasted there"
     )
-    shown = [expected(request, node) for node in wanted]
+    shown = [expected_checkout(request, node) for node in wanted]
     nodes = with_snapshots(nodes, wanted, shown)
     return replace(request, notes=(*request.notes, note, *tree.notes)), nodes
 
 
-def expected(request: LaunchRequest, node: Reached) -> CheckedOut:
+def expected_checkout(request: LaunchRequest, node: Reached) -> CheckedOut:
     """Return the answer that a node would give to a checkout, with NAME as the snapshot's name."""
     target = request.target
     if target.kind == "auto" and not (request.directory / target.name).exists():
@@ -123,7 +123,7 @@ def gets_snapshot(request: LaunchRequest, node: Reached) -> bool:
     return not is_placed(request, node) and not node.facts.marker_seen
 
 
-def relative(request: LaunchRequest) -> LaunchRequest:
+def relative_request(request: LaunchRequest) -> LaunchRequest:
     """Return the request with the program's path relative to this directory, as in a snapshot.
 
     Nodes with workdir= then have the program at that path below it.
@@ -150,7 +150,7 @@ def begin_scan(request: LaunchRequest) -> Scan:
         exclude=sync.exclude,
         apart=(
             *experiments_below(request),
-            *(os.fsencode(name) for name in outputs(request) if not name.startswith("..")),
+            *(os.fsencode(name) for name in output_paths(request) if not name.startswith("..")),
             *secret_files(request),
         ),
         everything=request.origin is not None,
@@ -177,7 +177,7 @@ def experiments_below(request: LaunchRequest) -> Iterator[bytes]:
         yield os.fsencode(root.relative_to(here))
 
 
-def outputs(request: LaunchRequest) -> list[str]:
+def output_paths(request: LaunchRequest) -> list[str]:
     """Return the directories that the program writes into; they are not sent."""
     names = [name.strip("/") for name in request.config.sync.outputs]
     checkpoints = request.config.checkpoint.directory
@@ -198,13 +198,13 @@ def secret_files(request: LaunchRequest) -> Iterator[bytes]:
 # -- to the nodes -----------------------------------------------------------------------------
 
 
-def bring(
+def bring_code(
     request: LaunchRequest, wanted: Sequence[Reached], total: int, scan: Scan
 ) -> list[CheckedOut]:
     """Send the tree, check out a snapshot on each node, and report it."""
     tree = tree_for(request, scan)
-    checked, sent = deliver(request, wanted, tree, total)
-    report(wanted, checked, tree, sent)
+    checked, sent = deliver_code(request, wanted, tree, total)
+    report_code(wanted, checked, tree, sent)
     if not experiments_on_disk.list_experiments(request.where):
         where = checked[0].workdir
         say(f"it runs there in a copy, {where}; what it writes in it comes home at the end")
@@ -225,7 +225,7 @@ def tree_for(request: LaunchRequest, scan: Scan) -> Tree:
     return Tree.of(scan.directory, (), (note,))
 
 
-def deliver(
+def deliver_code(
     request: LaunchRequest, wanted: Sequence[Reached], tree: Tree, total: int
 ) -> tuple[list[CheckedOut], list[Moved]]:
     """Send each node the files it lacks, then check out its snapshot; `total` counts all nodes."""
@@ -235,7 +235,7 @@ def deliver(
         snapshot=secrets.token_hex(4),
         title=tree_title(beside),
         beside=beside,
-        outputs=tuple(outputs(request)),
+        outputs=tuple(output_paths(request)),
         inputs=(*INPUTS, *request.config.sync.link),
         target=request.target,
     )
@@ -273,7 +273,7 @@ def refuse_strange(wanted: Sequence[Reached], checked: Sequence[CheckedOut], whe
         )
 
 
-def report(
+def report_code(
     wanted: Sequence[Reached], checked: Sequence[CheckedOut], tree: Tree, sent: Sequence[Moved]
 ) -> None:
     """Print which files were sent to which nodes, and which of their directories are linked in."""

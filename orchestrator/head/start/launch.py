@@ -86,8 +86,8 @@ def launch(request: LaunchRequest, queued: Callable[[], None] = lambda: None) ->
         claims.wait_for_others(request)
     request, nodes = reach_with_code(request)
     times = {"begin": request.begun, "reached": nodes.at, "synced": time.time()}
-    request, nodes = hold(request, nodes, queued)
-    experiment = create(request, nodes)
+    request, nodes = hold_nodes(request, nodes, queued)
+    experiment = create_directory(request, nodes)
     with discarded_on_error(experiment):
         job = f"{experiment.name}-{secrets.token_hex(3)}"
         planned = make_plan(request, nodes, job, str(experiment.path))
@@ -120,7 +120,7 @@ def rehearse_launch(request: LaunchRequest) -> Plan:
     return make_plan(request, nodes, job, str(request.where.experiments.absolute() / job))
 
 
-def hold(
+def hold_nodes(
     request: LaunchRequest, nodes: Nodes, queued: Callable[[], None]
 ) -> tuple[LaunchRequest, Nodes]:
     """Choose the nodes of a job and hold its GPUs there; with --queue wait until they are free."""
@@ -141,7 +141,7 @@ def held_now(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, Nodes
     return request, selection.select_nodes(request, nodes, hold=True)
 
 
-def create(request: LaunchRequest, nodes: Nodes) -> Experiment:
+def create_directory(request: LaunchRequest, nodes: Nodes) -> Experiment:
     """Create the directory of a job; an interrupt before the job is recorded removes it."""
     if request.payload is not None:
         check_python(nodes.probed)
@@ -174,13 +174,13 @@ def start_job(prepared: Prepared, starting: JobRecord, first: Placement) -> Runn
     prepared.times["recorded"] = time.time()
     job_log.write_log_to(prepared.experiment.head_log)
     log.info("job %s is recorded in %s", planned.job, prepared.experiment.path)
-    announce(planned)
+    announce_plan(planned)
     say(f"logs in {output.short_path(prepared.experiment.logs)}")
     try:
         # The logs are opened first: after the start an error here would come too late.
         logs = open_logs(prepared.experiment, starting.nodes)
         if request.payload is not None:
-            deliver(nodes.reached, planned, request.payload)
+            deliver_payload(nodes.reached, planned, request.payload)
         channels = [node.channel for node in nodes.reached]
         orders = [
             Start(spec=spec_of_node(request, planned, node, place))
@@ -263,7 +263,7 @@ def check_python(nodes: Sequence[ProbedNode]) -> None:
         )
 
 
-def deliver(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
+def deliver_payload(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
     """Send the payload to all nodes before the first one starts, so that no rank waits for it."""
     tree = tree_of_files(directory, lambda _: 0o600)
     places = [RemoteDir(kind=HANDED, job=plan.job, node=part.index) for part in plan.nodes]
@@ -272,7 +272,7 @@ def deliver(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
     failures.results_or_error([node.node for node in reached], results, "; nothing was started")
 
 
-def announce(plan: Plan) -> None:
+def announce_plan(plan: Plan) -> None:
     """Print the notes of the plan, then the nodes, ranks, master and kind of start."""
     for note in plan.notes:
         say(note)

@@ -192,7 +192,7 @@ def probe_of(request: LaunchRequest, transport: Transport, active: Sequence[Node
     return Probe(
         cwd=str(request.directory),
         workdir=request.config.launch.workdir,
-        peers=tuple(peers(transport, active)),
+        peers=tuple(route_peers(transport, active)),
         target=request.target,
         accelerate=request.accelerate is not None,
     )
@@ -237,18 +237,19 @@ def settle_node(node: Node, launch: Launch) -> Node:
     return replace(
         node,
         python=node.python or launch.python,
-        activate=remembered(node, launch) or chosen(node.activate, launch.activate),
-        wrap=chosen(node.wrap, launch.wrap),
+        activate=remembered_activation(node, launch)
+        or chosen_setting(node.activate, launch.activate),
+        wrap=chosen_setting(node.wrap, launch.wrap),
     )
 
 
-def chosen(of_node: str | None, usual: str | None) -> str | None:
+def chosen_setting(of_node: str | None, usual: str | None) -> str | None:
     """Return the setting of a node, else that for all nodes; None if it is the login's own."""
     setting = usual if of_node is None else of_node
     return None if setting in ("", NONE) else setting
 
 
-def remembered(node: Node, launch: Launch) -> str:
+def remembered_activation(node: Node, launch: Launch) -> str:
     """Return the activation that bootstrap recorded for this node, unless another one is named."""
     named = (node.activate, launch.activate, node.python, launch.python, node.wrap, launch.wrap)
     return (
@@ -260,14 +261,14 @@ def remembered(node: Node, launch: Launch) -> str:
 
 def note_remembered(nodes: Sequence[Node], launch: Launch) -> list[str]:
     """Return a note on the nodes that run in the environment made by bootstrap."""
-    names = [node.name for node in nodes if remembered(node, launch)]
+    names = [node.name for node in nodes if remembered_activation(node, launch)]
     return [
         f"{join_names(names)} {'runs' if len(names) == 1 else 'run'} in the environment that"
         " `orchestrator bootstrap` made (--activate none: in the login's own)"
     ] * bool(names)
 
 
-def peers(transport: Transport, active: Sequence[Node]) -> list[str]:
+def route_peers(transport: Transport, active: Sequence[Node]) -> list[str]:
     """Return the hosts to which every node looks up a route: the master and all numeric ones.
 
     The doctor checks host names: a name server that does not answer would delay the launch.

@@ -60,7 +60,7 @@ def make_plan(
     planned = after_hook(planned, nodes.reached, request)
     notes = (*request.notes, *nodes.notes, *planned.notes)
     spares = tuple(spare.node.name for spare in nodes.spares)
-    return warned(replace(planned, spares=spares, notes=notes), probed)
+    return plan_with_warnings(replace(planned, spares=spares, notes=notes), probed)
 
 
 def spare_plan(prepared: Prepared, node: Reached, index: int) -> NodePlan:
@@ -73,7 +73,7 @@ def spare_plan(prepared: Prepared, node: Reached, index: int) -> NodePlan:
     return after_hook(planned, [node], request).nodes[0]
 
 
-def warned(planned: Plan, probed: Sequence[ProbedNode]) -> Plan:
+def plan_with_warnings(planned: Plan, probed: Sequence[ProbedNode]) -> Plan:
     """Return the plan with warnings on variables that match no device or that nothing reads."""
     notes = nccl_env.setting_warnings(zip(probed, planned.nodes, strict=True))
     environments = [machine.facts.environment for machine in probed]
@@ -97,10 +97,10 @@ def after_hook(plan: Plan, reached: Sequence[Reached], request: LaunchRequest) -
     except NodeError as error:
         what = hiding.hide_secrets(error.what, request.secrets)
         raise CheckFailed(f"{what}\nnothing was started") from error
-    return replace(plan, nodes=tuple(map(changed, plan.nodes, answers)))
+    return replace(plan, nodes=tuple(map(node_after_hook, plan.nodes, answers)))
 
 
-def changed(node: NodePlan, answer: Hooked) -> NodePlan:
+def node_after_hook(node: NodePlan, answer: Hooked) -> NodePlan:
     """Return the node with its hook's variables, except the node's identity and typed options."""
     fixed = {s.name for s in node.settings if s.why.startswith(("identifies the node", "--"))}
     new = [

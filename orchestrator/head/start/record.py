@@ -292,14 +292,14 @@ def describe_job(prepared: Prepared) -> str:
         kept = archive.write_archive(tree, path, most) if tree else None
         if scan and request.payload is None and (lacks := archive.missing_code(scan, tree, kept)):
             say(lacks)
-        data = {**manifest(prepared, tree), "kept": kept.digest if kept else None}
+        data = {**make_manifest(prepared, tree), "kept": kept.digest if kept else None}
         experiment.write_json("manifest.json", hiding.without_secrets(data))
     except OSError as error:
         return f"{missing} is missing: {experiment.path}: {error.strerror}"
     return ""
 
 
-def manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
+def make_manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any]:
     """Return all facts known at launch that help to repeat or explain this run."""
     request, pairs = prepared.request, zip(prepared.nodes.probed, prepared.plan.nodes, strict=True)
     origin = request.origin

@@ -78,21 +78,21 @@ def choose_candidates(candidates: Sequence[Candidate], least: int, most: int) ->
     seats = {place: node if node.good else None for place, node in sorted(last.items())}
     for node in candidates:
         if node.good and node.place is None:
-            seat(node, seats, most)
+            seat_node(node, seats, most)
     resting = [node for node in candidates if node.rests and not node.problem]
     for node in sorted(resting, key=lambda node: node.place is None):
         # A resting node is used only if the job could not go on without it.
-        seat(node, seats, least)
+        seat_node(node, seats, least)
     nodes = tuple(node.name for _, node in sorted(seats.items()) if node is not None)
     if len(nodes) < max(least, 1):
         missing = [f"{node.name} {node.problem}" for node in candidates if node.problem]
         needs = f"the job needs at least {plural(least, 'node')}, and {len(nodes)} can be used"
         return Choice((), problem=f"{needs}: {'; '.join(missing)}")
     log.info("chosen among %d candidates: %s", len(candidates), nodes)
-    return Choice(nodes, tuple(changes(last, seats)))
+    return Choice(nodes, tuple(seat_changes(last, seats)))
 
 
-def seat(node: Candidate, seats: dict[int, Candidate | None], most: int) -> None:
+def seat_node(node: Candidate, seats: dict[int, Candidate | None], most: int) -> None:
     """Assign a node its own index, an empty one or a new one, if fewer than `most` are taken."""
     if sum(taken is not None for taken in seats.values()) >= most:
         return
@@ -101,7 +101,9 @@ def seat(node: Candidate, seats: dict[int, Candidate | None], most: int) -> None
     seats[node.place if node.place in empty else next(iter(empty), new)] = node
 
 
-def changes(last: Mapping[int, Candidate], seats: Mapping[int, Candidate | None]) -> Iterator[str]:
+def seat_changes(
+    last: Mapping[int, Candidate], seats: Mapping[int, Candidate | None]
+) -> Iterator[str]:
     """Yield a line with the reason for each index that has another node than before."""
     for place, node in sorted(seats.items()):
         before = last.get(place)
@@ -135,7 +137,7 @@ def select_nodes(request: LaunchRequest, nodes: Nodes, *, hold: bool) -> Nodes:
     standing_by = [n for n in nodes.reached if n.node.name not in {*names, *unfit}]
     log.info("chosen of %d nodes: %s", len(nodes.reached), [one.node.name for one in chosen])
     log.info("not chosen: %s", [one.node.name for one in standing_by])
-    bad_spares = problems(request, nodes, standing_by)
+    bad_spares = node_problems(request, nodes, standing_by)
     spares = [node for node in standing_by if node.node.name not in bad_spares]
     lost = {node.name: error.what for node, error in nodes.lost}
     skipped = {**lost, **unfit}
@@ -154,8 +156,8 @@ def select_nodes(request: LaunchRequest, nodes: Nodes, *, hold: bool) -> Nodes:
                 node.channel.connection.close()
     return replace(
         nodes,
-        reached=tuple(marked(node, spare=False) for node in chosen),
-        spares=tuple(marked(node, spare=True) for node in spares),
+        reached=tuple(marked_node(node, spare=False) for node in chosen),
+        spares=tuple(marked_node(node, spare=True) for node in spares),
         lost=(),
         bounds=None,
         notes=(*nodes.notes, *notes),
@@ -181,7 +183,7 @@ def fit_for(
         if choice.problem:
             return {}, Hold(), list(nodes.reached[: bounds.most])
         chosen = [known[name] for name in choice.nodes]
-        bad, held = problems(request, nodes, chosen), Hold()
+        bad, held = node_problems(request, nodes, chosen), Hold()
         if not bad and hold:
             wanted = [
                 NodeClaim(node.node.name, node.channel, devices)
@@ -196,7 +198,7 @@ def fit_for(
         unfit.update({**bad, **held.missing})
 
 
-def problems(request: LaunchRequest, nodes: Nodes, some: Sequence[Reached]) -> dict[str, str]:
+def node_problems(request: LaunchRequest, nodes: Nodes, some: Sequence[Reached]) -> dict[str, str]:
     """Return the reasons by name of the nodes that the quick check refuses."""
     if request.config.launch.check == "none" or not some:
         return {}
@@ -209,7 +211,7 @@ def problems(request: LaunchRequest, nodes: Nodes, some: Sequence[Reached]) -> d
     return bad
 
 
-def marked(node: Reached, *, spare: bool) -> Reached:
+def marked_node(node: Reached, *, spare: bool) -> Reached:
     return replace(node, node=replace(node.node, spare=spare))
 
 

@@ -113,13 +113,15 @@ def parse_variables(text: str, path: str, environ: Mapping[str, str]) -> dict[st
             continue
         found = ASSIGNMENT.fullmatch(line)
         if found is None:
-            raise wrong(path, number, "a line is NAME=VALUE, NAME='VALUE', NAME or a # comment")
+            raise wrong_line(
+                path, number, "a line is NAME=VALUE, NAME='VALUE', NAME or a # comment"
+            )
         name, equals, literal, double, plain = found.groups()
         if not equals and name not in environ:
-            raise wrong(path, number, f"{name} has no value, and is not set here")
+            raise wrong_line(path, number, f"{name} has no value, and is not set here")
         # Some programs expand ${NAME} in such files; passing it on unchanged would surprise.
         if re.search(r"(?<!\\)\$\{", double or plain or ""):
-            raise wrong(
+            raise wrong_line(
                 path, number, "${...} is not replaced here: write the value, or quote it by ''"
             )
         if double is not None:
@@ -129,7 +131,7 @@ def parse_variables(text: str, path: str, environ: Mapping[str, str]) -> dict[st
     return env
 
 
-def wrong(path: str, number: int, what: str) -> UsageError:
+def wrong_line(path: str, number: int, what: str) -> UsageError:
     """Return an error that names a wrong line without its text, which may hold a secret."""
     return UsageError(f"--env-file {path}, line {number}: {what}")
 

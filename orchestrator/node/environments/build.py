@@ -108,12 +108,12 @@ class Build:
         self.step = f"{'uv' if by_uv else 'pip'} installs {packages}"
         try:
             for words in (make, install) if what else (make,):
-                call(words)
+                call_program(words)
         finally:
             shutil.rmtree(f"{path}.cache", ignore_errors=True)
 
 
-def call(words: list[str]) -> None:
+def call_program(words: list[str]) -> None:
     output = tool.run_tool(words, WORK_ANSWER_SECONDS, without=THEIRS)
     if output.problem:
         said = (output.out + output.err).strip().splitlines()

@@ -60,7 +60,7 @@ class Environments:
         whole = os.path.exists(os.path.join(path, READY)) and os.access(
             f"{path}/bin/python", os.X_OK
         )
-        return installed(path) if whole else None
+        return installed_packages(path) if whole else None
 
     def seal(self, key: str) -> None:
         """Mark an environment as complete."""
@@ -77,7 +77,7 @@ class Environments:
         shutil.rmtree(f"{path}.cache", ignore_errors=True)
 
 
-def installed(path: str) -> dict[str, str]:
+def installed_packages(path: str) -> dict[str, str]:
     """Return version by name of all packages, from the directories that installers leave."""
     found = {}
     for place in glob.glob(f"{glob.escape(path)}/lib/python*/site-packages/*.dist-info"):

@@ -174,8 +174,8 @@ def ask_for_profile(run: RunDir, request: ProfileRequest) -> ProfileState:
     over = run.last(Ended) is not None
     path = os.path.join(run.path, profiling.REQUEST_FILE)
     waiting, reply = (
-        read(run, profiling.REQUEST_FILE, ProfileRequest),
-        read(run, profiling.ANSWER_FILE, ProfileAnswer),
+        read_reply(run, profiling.REQUEST_FILE, ProfileRequest),
+        read_reply(run, profiling.ANSWER_FILE, ProfileAnswer),
     )
     state = reply if reply is not None and reply.id == request.id else None
     with contextlib.suppress(OSError):
@@ -197,7 +197,7 @@ def ask_for_profile(run: RunDir, request: ProfileRequest) -> ProfileState:
     return ProfileState(reply=state, busy=busy, stepped=stepped, over=over)
 
 
-def read(run: RunDir, name: str, kind: type[M]) -> M | None:
+def read_reply(run: RunDir, name: str, kind: type[M]) -> M | None:
     try:
         with files.open_plain(os.path.join(run.path, name)) as file:
             return decode_value(kind, parse_object(file.read(1 << 14)), newer=True)

@@ -73,7 +73,7 @@ def stop_part(run: RunDir, request: Stop | StopAll) -> StopReceipt:
         if run.last(Ended) is not None:
             # The supervisor writes its last event before it ends.
             ours.wait(DEATH_SECONDS)
-        killed = sweep(ours)
+        killed = kill_rest(ours)
         ended = run.last(Ended)
         if ended is None and problem is not None and run.last(Started) is None:
             # Without the mark, the part could still start.
@@ -111,7 +111,7 @@ def last_event(run: RunDir, reason: str, killed: dict[int, str]) -> Ended:
 def stop_all(request: StopAll) -> list[StopReceipt]:
     """End every job of this user or of all users, even if only its processes are known."""
     if request.only_show:
-        shown = (show(job) for job in jobs_here(request))
+        shown = (list_processes(job) for job in jobs_here(request))
         return [receipt for receipt in shown if receipt.left]
     with contextlib.suppress(OSError):
         note_stop_of_all()
@@ -142,7 +142,7 @@ def jobs_here(request: StopAll) -> list[Tagged]:
     return [*(jobs[key] for key in sorted(jobs)), *(others[key] for key in sorted(others))]
 
 
-def show(job: Tagged) -> StopReceipt:
+def list_processes(job: Tagged) -> StopReceipt:
     """Return the living processes of a job without ending any."""
     ours_too = job.owner == os.getuid()
     with contextlib.closing(JobProcesses(job.job, job.node, owner=job.owner)) as ours:
@@ -164,7 +164,7 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
             if processes.peer_user(supervisor) == job.owner:
                 ask_and_wait(supervisor, request)
                 ours.wait(DEATH_SECONDS)
-        killed, left = sweep(ours), ours.living()
+        killed, left = kill_rest(ours), ours.living()
     memory, user = ours.segments.remove(), user_name(job.owner)
     proof = make_receipt(RunDir(job.job, job.node), request.why, before, killed, left, None)
     return proof.replace(user=user, shared_memory=memory, took=time.monotonic() - began)
@@ -184,7 +184,7 @@ def ask_and_wait(supervisor: socket.socket, request: Stop | StopAll) -> None:
             return
 
 
-def sweep(ours: JobProcesses) -> dict[int, str]:
+def kill_rest(ours: JobProcesses) -> dict[int, str]:
     """Kill a job's processes at once, and wait until they are gone; return name by PID."""
     killed: dict[int, str] = {}
     alive = ours.living()

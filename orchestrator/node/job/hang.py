@@ -116,19 +116,21 @@ def collect_stacks(
             os.truncate(stacks, 0)
             os.unlink(dump)
         processes.send_signal(ours[found[rank]], STACKS_SIGNAL)
-        knock(fifo)
+        wake_rank(fifo)
     deadline = time.monotonic() + patience
-    while time.monotonic() < deadline and not all(answered(run, rank - first) for rank in asked):
+    while time.monotonic() < deadline and not all(
+        has_answered(run, rank - first) for rank in asked
+    ):
         # A file written by another process cannot be waited for.
         time.sleep(0.05)
     answers = {}
     for rank, pid in found.items():
         stacks, dump, _ = files_of(run, rank - first)
-        main = read(stacks) if rank in asked else ""
+        main = read_dump(stacks) if rank in asked else ""
         answers[rank] = RankStacks(
             state=ours[pid].state,
             stacks=main.replace("Stack", f"Current thread 0x{pid:016x}", 1),
-            collectives=shorten_dumps(read(dump, LONGEST_DUMP), most) if rank in asked else "",
+            collectives=shorten_dumps(read_dump(dump, LONGEST_DUMP), most) if rank in asked else "",
             program="" if main else program_of(pid, list(ours.values())),
         )
     return answers
@@ -151,13 +153,13 @@ def program_of(rank: int, ours: Sequence[Process]) -> str:
     at = next(process for process in ours if process.pid == rank)
     while children := [process for process in ours if process.parent == at.pid]:
         at = max(children, key=lambda process: (process.started, process.pid))
-    place = read(f"/proc/{at.pid}/wchan").strip()
+    place = read_dump(f"/proc/{at.pid}/wchan").strip()
     return f"the program {at.name}" + (f", in the kernel's {place}()" if place.strip("0") else "")
 
 
-def answered(run: RunDir, local: int) -> bool:
+def has_answered(run: RunDir, local: int) -> bool:
     stacks, dump, fifo = files_of(run, local)
-    return bool(read(stacks)) and (not os.path.exists(fifo) or os.path.exists(dump))
+    return bool(read_dump(stacks)) and (not os.path.exists(fifo) or os.path.exists(dump))
 
 
 def files_of(run: RunDir, local: int) -> tuple[str, str, str]:
@@ -185,7 +187,7 @@ def shorten_dumps(dumps: str, most: int = LAST) -> str:
     return json.dumps({"entries": kept}) if kept else ""
 
 
-def knock(fifo: str) -> None:
+def wake_rank(fifo: str) -> None:
     """Wake the rank's thread that dumps its collectives."""
     # No process reads the FIFO, or it is full.
     with (
@@ -195,5 +197,5 @@ def knock(fifo: str) -> None:
         file.write(b"?")
 
 
-def read(path: str, most: int = LARGEST_BYTES) -> str:
+def read_dump(path: str, most: int = LARGEST_BYTES) -> str:
     return processes.file_contents(path, most).decode("utf-8", "replace")

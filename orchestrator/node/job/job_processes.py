@@ -265,7 +265,9 @@ class Segments:
         self.since = min([self.since, *map(processes.start_time, killed)])
         for process in killed:
             owner = processes.owner_of(process.pid)
-            for key, path in mapped(processes.file_contents(f"/proc/{process.pid}/maps"), SHARED):
+            for key, path in mapped_files(
+                processes.file_contents(f"/proc/{process.pid}/maps"), SHARED
+            ):
                 status = status_of(path, key)
                 if status and status.st_uid == owner and status.st_ctime >= self.since:
                     self.noted[key] = path
@@ -285,7 +287,7 @@ class Segments:
         return tuple(sorted(path for key, path in there.items() if status_of(path, key)))
 
 
-def mapped(maps: bytes, rights: bytes = b"") -> Iterator[tuple[Key, str]]:
+def mapped_files(maps: bytes, rights: bytes = b"") -> Iterator[tuple[Key, str]]:
     """Yield the mappings below /dev/shm, all or only those with these rights."""
     if DIRECTORY in maps:
         for its_rights, major, minor, inode, path in MAPPING.findall(maps):
@@ -311,7 +313,7 @@ def in_use(wanted: Iterable[Key]) -> tuple[set[Key], bool]:
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/maps", "rb") as file:
-                used |= {key for key, _ in mapped(file.read())}
+                used |= {key for key, _ in mapped_files(file.read())}
         except PermissionError:
             hidden = True
         except OSError:

@@ -181,7 +181,7 @@ class ProcessSet:
             found = list(self.find())
             self.add(found)
             for key, (process, pidfd) in list(self.seen.items()):
-                if gone(process, pidfd):
+                if is_gone(process, pidfd):
                     self.forget(key)
             passed = [process for process in found if process.key not in self.seen]
             if not passed:
@@ -235,13 +235,13 @@ def open_pidfd(process: Process) -> int | None:
     # The process is gone, the kernel is older than 5.3, or too many files are open.
     except (OSError, AttributeError):
         return None
-    if again(process) is not None:
+    if process_again(process) is not None:
         return pidfd
     os.close(pidfd)
     return None
 
 
-def gone(process: Process, pidfd: int | None) -> bool:
+def is_gone(process: Process, pidfd: int | None) -> bool:
     """Return True if a process has ended and its files and ports are closed."""
     if pidfd is None:
         return not is_alive(process)
@@ -285,7 +285,7 @@ def send_signal(process: Process, signum: int) -> bool:
     try:
         if pidfd is not None:
             signal.pidfd_send_signal(pidfd, signum)
-        elif again(process) is None:
+        elif process_again(process) is None:
             return False
         # Without a pidfd (a kernel before 5.3, no free descriptor) the check and the signal are
         # separate.
@@ -299,20 +299,20 @@ def send_signal(process: Process, signum: int) -> bool:
     return True
 
 
-def again(process: Process) -> Process | None:
+def process_again(process: Process) -> Process | None:
     """Return the process as it is now, or None if it is gone."""
     now = find_process(process.pid)
     return now if now is not None and now.key == process.key else None
 
 
 def is_alive(process: Process) -> bool:
-    now = again(process)
+    now = process_again(process)
     return now is not None and not now.is_dead
 
 
 def is_leaving(process: Process) -> bool:
     """Return True if it has ended or is ending: its sockets close before it is seen dead."""
-    now = again(process)
+    now = process_again(process)
     return now is None or now.is_dead or bool(now.flags & PF_EXITING)
 
 

@@ -25,7 +25,7 @@ def read_gpus(root: str = "") -> list[Gpu]:
             ecc_errors=ecc_errors(card.pci, root),
             **vars(card),
         )
-        for index, (device, card) in enumerate(zip(devices(root), read_cards(root)))
+        for index, (device, card) in enumerate(zip(card_directories(root), read_cards(root)))
     ]
 
 
@@ -66,7 +66,7 @@ def count_gpus(root: str = "") -> int:
     return count
 
 
-def devices(root: str = "") -> list[str]:
+def card_directories(root: str = "") -> list[str]:
     """Return the directories of the cards that amdgpu drives, in order of their numbers."""
     top = f"{root}/sys/class/drm"
     names = [name for name in sysfs.list_names(top) if re.fullmatch(r"card\d+", name)]
@@ -92,7 +92,7 @@ def read_cards(root: str = "") -> list[Card]:
             memory=sysfs.read_number(f"{device}/mem_info_vram_total"),
             used=sysfs.read_number(f"{device}/mem_info_vram_used"),
         )
-        for device in devices(root)
+        for device in card_directories(root)
     ]
 
 
@@ -104,7 +104,7 @@ class AmdSampling:
 
     def __init__(self, root: str = "") -> None:
         self.root = root
-        self.devices = devices(root)
+        self.devices = card_directories(root)
         found = read_cards(root)
         self.places = [card.pci for card in found]
         self.models = [card.model for card in found]
@@ -124,20 +124,20 @@ class AmdSampling:
             "use": None if busy is None else busy / 100,
             "memory_bytes": sysfs.read_number(f"{device}/mem_info_vram_used"),
             "memory_total_bytes": sysfs.read_number(f"{device}/mem_info_vram_total"),
-            "celsius": scaled(sysfs.read_number(f"{monitor}/temp1_input"), 1e-3),
-            "watts": scaled(watts, 1e-6),
-            "watts_most": scaled(sysfs.read_number(f"{monitor}/power1_cap"), 1e-6),
-            "mhz": clock(sysfs.read_text(f"{device}/pp_dpm_sclk")),
-            "memory_mhz": clock(sysfs.read_text(f"{device}/pp_dpm_mclk")),
+            "celsius": scale_number(sysfs.read_number(f"{monitor}/temp1_input"), 1e-3),
+            "watts": scale_number(watts, 1e-6),
+            "watts_most": scale_number(sysfs.read_number(f"{monitor}/power1_cap"), 1e-6),
+            "mhz": parse_clock(sysfs.read_text(f"{device}/pp_dpm_sclk")),
+            "memory_mhz": parse_clock(sysfs.read_text(f"{device}/pp_dpm_mclk")),
             "ecc_uncorrected": ecc_errors(sysfs.link_target(device), self.root),
         }
 
 
-def scaled(number: int | None, unit: float) -> Number:
+def scale_number(number: int | None, unit: float) -> Number:
     return None if number is None else round(number * unit, 1)
 
 
-def clock(text: str) -> Number:
+def parse_clock(text: str) -> Number:
     """Return the clock of the line with a star: `1: 2100Mhz *`."""
     match = re.search(r"(\d{1,6})M[Hh]z *\*", text)
     return int(match[1]) if match else None

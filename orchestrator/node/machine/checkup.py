@@ -56,7 +56,9 @@ def run_checkup(request: Examine, root: str = "") -> Checkup:
         "xids": lambda: xid_part(root),
         "torch": torch_part,
         "load": load_of_users,
-        "code": lambda: {"script": digest(workdir, request.script)} if request.script else {},
+        "code": lambda: (
+            {"script": program_digest(workdir, request.script)} if request.script else {}
+        ),
         "names": lambda: {"names": names_here()},
     }
     # A part's own limits expire first, as their messages name the command that was late.
@@ -114,7 +116,7 @@ def xid_part(root: str) -> dict[str, Any]:
     return {"xids": (), "problem": "; ".join(problems)}
 
 
-def digest(workdir: str, script: str) -> str:
+def program_digest(workdir: str, script: str) -> str:
     """Return the SHA-256 of the program, to compare nodes where there is no git."""
     path = os.path.join(workdir, script)
     if not os.path.isfile(path) or os.path.getsize(path) > LARGEST_FILE_BYTES:
@@ -182,7 +184,7 @@ def load_of_users(seconds: float = LOOK_SECONDS) -> dict[str, Any]:
     named = [user for user in listed if user.cores >= LEAST or user.job][:MOST_USERS]
     cores, cpus = sum(user.cores for user in listed), len(os.sched_getaffinity(0))
     unseen = max(0.0, (busy_after - busy_before) / TICKS / took - cores)
-    more = {**memory(), **space(), **traffic()}
+    more = {**machine_memory(), **disk_space(), **network_traffic()}
     return {"load": Load(cores + unseen, tuple(named), cpus, unseen=unseen, **more)}
 
 
@@ -193,7 +195,7 @@ def busy_ticks() -> int:
     return sum(sum(map(int, words[1:4])) for words in lines if words and words[0] in ours)
 
 
-def memory() -> dict[str, int]:
+def machine_memory() -> dict[str, int]:
     """Return the machine's memory in bytes, from the kernel."""
     fields = sysfs.read_meminfo()
     return {
@@ -203,7 +205,7 @@ def memory() -> dict[str, int]:
     }
 
 
-def space() -> dict[str, int]:
+def disk_space() -> dict[str, int]:
     """Return the total and free size of the file system of the jobs' directories."""
     try:
         status = os.statvfs(files.our_directory())
@@ -214,7 +216,7 @@ def space() -> dict[str, int]:
     return {"disk": status.f_blocks * unit, "disk_free": status.f_bavail * unit}
 
 
-def traffic() -> dict[str, Any]:
+def network_traffic() -> dict[str, Any]:
     """Return the bytes of all networks; those of a bridge or bond are counted on its ports."""
     counts = sysfs.network_bytes().values()
     received, sent = (sum(count[way] for count in counts) for way in (0, 1))

@@ -29,7 +29,7 @@ PRUNED = ".pruned"
 def cache_variables(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that name this program's directory, without those that are set."""
     names = [name for name in VARIABLES if name not in spec.env and name not in environ]
-    path = directory(spec)
+    path = cache_directory(spec)
     # Without it, each program has the default.
     with contextlib.suppress(OSError):
         os.makedirs(path, mode=0o700, exist_ok=True)
@@ -38,7 +38,7 @@ def cache_variables(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
     return {}
 
 
-def directory(spec: Spec) -> str:
+def cache_directory(spec: Spec) -> str:
     """Return the directory of a program and the torch of its Python, on this machine."""
     target, python = spec.target, "".join(spec.agent[:1])
     library = f"{os.path.dirname(os.path.dirname(python))}/lib/python3*/site-packages"
@@ -65,7 +65,9 @@ def prune_caches(now: float) -> None:
         found = [
             entry for entry in os.scandir(caches_root()) if entry.is_dir(follow_symlinks=False)
         ]
-        used = sorted((entry.stat().st_mtime, size(entry.path), entry.path) for entry in found)
+        used = sorted(
+            (entry.stat().st_mtime, directory_size(entry.path), entry.path) for entry in found
+        )
         total = sum(each[1] for each in used)
         for when, count, path in used:
             if total > MOST_BYTES and now - when > SECONDS:
@@ -73,7 +75,7 @@ def prune_caches(now: float) -> None:
                 total -= count
 
 
-def size(path: str) -> int:
+def directory_size(path: str) -> int:
     """Return the bytes of the files below a directory."""
     total = 0
     for directory, _, names in os.walk(path):

@@ -29,14 +29,14 @@ DEVTYPES = {"bridge": "bridge", "bond": "bond", "vlan": "vlan", "wlan": "wireles
 def read_interfaces(root: str = "") -> tuple[Interface, ...]:
     net = f"{root}/sys/class/net"
     return tuple(
-        interface(f"{net}/{name}", name)
+        read_interface(f"{net}/{name}", name)
         for name in sysfs.list_names(net)
         # Other entries are files, such as bonding_masters.
         if os.path.isdir(f"{net}/{name}")
     )
 
 
-def interface(path: str, name: str) -> Interface:
+def read_interface(path: str, name: str) -> Interface:
     inside = sysfs.list_names(path)
     state = sysfs.read_text(f"{path}/operstate")
     # Loopback, tun and some other interfaces report no state.
@@ -131,33 +131,33 @@ INFINIBAND_GIDS = 2
 def rdma_ports(root: str = "") -> tuple[RdmaPort, ...]:
     top = f"{root}/sys/class/infiniband"
     return tuple(
-        port(f"{top}/{device}", device, int(number))
+        read_port(f"{top}/{device}", device, int(number))
         for device in sysfs.list_names(top)
         for number in sorted(sysfs.list_names(f"{top}/{device}/ports"))
         if number.isdigit()
     )
 
 
-def port(path: str, device: str, number: int) -> RdmaPort:
+def read_port(path: str, device: str, number: int) -> RdmaPort:
     here = f"{path}/ports/{number}"
     link_layer = sysfs.read_text(f"{here}/link_layer")
-    addresses = gids(here, INFINIBAND_GIDS if link_layer == "InfiniBand" else None)
+    addresses = port_gids(here, INFINIBAND_GIDS if link_layer == "InfiniBand" else None)
     return RdmaPort(
         device=device,
         port=number,
         link_layer=link_layer,
-        state=word(sysfs.read_text(f"{here}/state")),
+        state=state_word(sysfs.read_text(f"{here}/state")),
         rate=parse_rate(sysfs.read_text(f"{here}/rate")),
         netdev=next((gid.netdev for gid in addresses if gid.netdev), "")
         or netdev_of_port(path, number),
         gids=tuple(addresses),
-        node_type=word(sysfs.read_text(f"{path}/node_type")),
+        node_type=state_word(sysfs.read_text(f"{path}/node_type")),
         # The drivers rxe and siw work without a card.
         software="/virtual/" in os.path.realpath(path),
     )
 
 
-def word(text: str) -> str:
+def state_word(text: str) -> str:
     """Return ACTIVE for `4: ACTIVE`."""
     return text.partition(":")[2].strip() or text
 
@@ -168,7 +168,7 @@ def parse_rate(text: str) -> float:
     return float(match.group()) if match else 0.0
 
 
-def gids(here: str, most: int | None) -> list[Gid]:
+def port_gids(here: str, most: int | None) -> list[Gid]:
     """Return the addresses of a port: a RoCE port has two per IP address, one for each version."""
     addresses = []
     indexes = sorted(int(name) for name in sysfs.list_names(f"{here}/gids") if name.isdigit())

@@ -81,20 +81,20 @@ def parse_rows(text: str, fields: Sequence[str]) -> list[Row]:
     return complete
 
 
-def value(word: str) -> str:
+def parse_value(word: str) -> str:
     """Return a value, or an empty string if nvidia-smi reports none."""
     empty = word.startswith("[") or word in ("", "N/A", "ERR!", "Unknown Error", "Not Supported")
     return "" if empty else word
 
 
-def number(word: str) -> int | None:
-    match = re.match(r"-?\d+", value(word))
+def parse_number(word: str) -> int | None:
+    match = re.match(r"-?\d+", parse_value(word))
     return int(match.group()) if match else None
 
 
-def flag(word: str) -> bool | None:
+def parse_flag(word: str) -> bool | None:
     """Return 0 and 1, or No and Yes, as a bool; None for anything else."""
-    return {"yes": True, "1": True, "no": False, "0": False}.get(value(word).lower())
+    return {"yes": True, "1": True, "no": False, "0": False}.get(parse_value(word).lower())
 
 
 def gpus_of_rows(found: Sequence[Row]) -> list[Gpu]:
@@ -102,35 +102,35 @@ def gpus_of_rows(found: Sequence[Row]) -> list[Gpu]:
     return [
         Gpu(
             vendor="nvidia",
-            index=number(row["index"]),
-            uuid=value(row["uuid"]),
-            model=value(row["name"]),
-            pci=short_pci(value(row["pci.bus_id"])),
-            memory=mebibytes(row["memory.total"]),
-            used=mebibytes(row["memory.used"]),
-            busy=number(row["utilization.gpu"]),
-            temperature=number(row["temperature.gpu"]),
-            driver=value(row["driver_version"]),
-            ecc_errors=number(row["ecc.errors.uncorrected.volatile.total"]),
-            pages_pending=flag(row.get("retired_pages.pending", "")),
-            rows_pending=flag(row.get("remapped_rows.pending", "")),
-            rows_failed=flag(row.get("remapped_rows.failure", "")),
-            pcie_width=number(row.get("pcie.link.width.current", "")),
-            pcie_width_most=number(row.get("pcie.link.width.max", "")),
-            problem=sickness(row),
+            index=parse_number(row["index"]),
+            uuid=parse_value(row["uuid"]),
+            model=parse_value(row["name"]),
+            pci=short_pci(parse_value(row["pci.bus_id"])),
+            memory=parse_mebibytes(row["memory.total"]),
+            used=parse_mebibytes(row["memory.used"]),
+            busy=parse_number(row["utilization.gpu"]),
+            temperature=parse_number(row["temperature.gpu"]),
+            driver=parse_value(row["driver_version"]),
+            ecc_errors=parse_number(row["ecc.errors.uncorrected.volatile.total"]),
+            pages_pending=parse_flag(row.get("retired_pages.pending", "")),
+            rows_pending=parse_flag(row.get("remapped_rows.pending", "")),
+            rows_failed=parse_flag(row.get("remapped_rows.failure", "")),
+            pcie_width=parse_number(row.get("pcie.link.width.current", "")),
+            pcie_width_most=parse_number(row.get("pcie.link.width.max", "")),
+            problem=gpu_sickness(row),
         )
         for row in found
-        if number(row["index"]) is not None
+        if parse_number(row["index"]) is not None
     ]
 
 
-def mebibytes(word: str) -> int | None:
+def parse_mebibytes(word: str) -> int | None:
     """Return a number of MiB in bytes."""
-    many = number(word)
+    many = parse_number(word)
     return None if many is None else many << 20
 
 
-def sickness(row: Row) -> str:
+def gpu_sickness(row: Row) -> str:
     """Return the error of a GPU, such as ERR!; [N/A] only means that the model has no value."""
     for field, word in row.items():
         bare = word.strip("[]")
@@ -153,12 +153,12 @@ def processes_of_rows(found: Sequence[Row]) -> list[Holder]:
     return [
         Holder(
             pid=pid,
-            gpu=value(row["gpu_uuid"]),
-            used=mebibytes(row["used_memory"]),
-            name=value(row["process_name"]),
+            gpu=parse_value(row["gpu_uuid"]),
+            used=parse_mebibytes(row["used_memory"]),
+            name=parse_value(row["process_name"]),
         )
         for row in found
-        if (pid := number(row["pid"])) is not None
+        if (pid := parse_number(row["pid"])) is not None
     ]
 
 
@@ -196,7 +196,7 @@ def read_cards(root: str = "", *, seen: bool = False) -> list[Card]:
     top = f"{root}/proc/driver/nvidia/gpus"
     found = []
     for pci in sysfs.list_names(top):
-        information = fields(sysfs.read_text(f"{top}/{pci}/information"))
+        information = parse_fields(sysfs.read_text(f"{top}/{pci}/information"))
         model, uuid = information.get("Model", ""), information.get("GPU UUID", "")
         minor = information.get("Device Minor", "")
         if seen and minor and not os.path.exists(f"{root}/dev/nvidia{minor}"):
@@ -206,7 +206,7 @@ def read_cards(root: str = "", *, seen: bool = False) -> list[Card]:
     return found
 
 
-def fields(text: str) -> dict[str, str]:
+def parse_fields(text: str) -> dict[str, str]:
     """Return `Model: \\t\\t NVIDIA H100` lines as {"Model": "NVIDIA H100"}."""
     values = {}
     for line in text.splitlines():
@@ -242,7 +242,7 @@ class NvidiaSampling:
         self.problem = output.problem
         if self.problem:
             self.again = time.monotonic() + AGAIN_SECONDS
-        found = {index: row for row in answer if (index := number(row["index"])) is not None}
+        found = {index: row for row in answer if (index := parse_number(row["index"])) is not None}
         found = {index: row for index, row in found.items() if 0 <= index < MOST_GPUS}
         if not found:
             return {}
@@ -261,7 +261,7 @@ class NvidiaSampling:
 
 def scaled_number(word: str, unit: float) -> Number:
     """Return a number or a bit mask (0x...), multiplied by `unit`; None if there is none."""
-    word = value(word)
+    word = parse_value(word)
     try:
         found = int(word, 16) if word.startswith("0x") else float(word)
     except ValueError:

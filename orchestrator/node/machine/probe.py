@@ -67,7 +67,7 @@ def probe_machine(request: Probe, root: str = "") -> dict[str, Any]:
     return {
         **{name: facts.get(name) for name in disks_of(workdir)},
         **{name: facts.get(name, ()) for name in LISTS},
-        **(accelerate() if request.accelerate else {}),
+        **(accelerate_version() if request.accelerate else {}),
         "hostname": socket.gethostname(),
         "runs": runs_here(),
         "boot": sysfs.read_text(f"{root}/proc/sys/kernel/random/boot_id"),
@@ -184,7 +184,7 @@ NEWEST = 64
 
 def find_leftovers() -> tuple[Leftover, ...]:
     """Return the jobs here that have not ended, and whether their supervisors answer."""
-    runs = sorted(all_runs(), key=changed, reverse=True)[:NEWEST]
+    runs = sorted(all_runs(), key=change_time, reverse=True)[:NEWEST]
     unfinished = [run for run in runs if os.path.exists(run.spec) and run.last(Ended) is None]
     return tuple(
         Leftover(job=run.job, alive=answers_still(run))
@@ -192,7 +192,7 @@ def find_leftovers() -> tuple[Leftover, ...]:
     )
 
 
-def changed(run: RunDir) -> float:
+def change_time(run: RunDir) -> float:
     try:
         return os.stat(run.path).st_mtime
     except OSError:
@@ -263,13 +263,13 @@ def read_software(root: str = "") -> tuple[str, Software]:
     """Return torch's version, and those of its libraries and of the drivers."""
     directory = torch_home()
     versions = sysfs.read_text(os.path.join(directory, "version.py")) if directory else ""
-    cuda, hip = value(versions, "cuda"), value(versions, "hip")
+    cuda, hip = assigned_value(versions, "cuda"), assigned_value(versions, "hip")
     nccl = ""
     if cuda:
         nccl = nccl_version(directory, cuda, root)
     elif hip:
         nccl = rccl_version(root)
-    return value(versions, "__version__"), Software(
+    return assigned_value(versions, "__version__"), Software(
         cuda=cuda,
         hip=hip,
         nccl=nccl,
@@ -300,16 +300,16 @@ def torch_home() -> str:
     return os.path.dirname(spec.origin) if spec is not None and spec.origin else ""
 
 
-def accelerate() -> dict[str, Any]:
+def accelerate_version() -> dict[str, Any]:
     """Return accelerate's version; importing it would import torch."""
     spec = importlib.util.find_spec("accelerate")
     if spec is None or not spec.origin:
         return {}
-    version = value(sysfs.read_text(spec.origin), "__version__") or "of an unknown version"
+    version = assigned_value(sysfs.read_text(spec.origin), "__version__") or "of an unknown version"
     return {"accelerate": version}
 
 
-def value(text: str, name: str) -> str:
+def assigned_value(text: str, name: str) -> str:
     """Return the string assigned to a name: 12.8 for `cuda: Optional[str] = '12.8'`."""
     match = re.search(rf"^{name}\b[^=\n]*= *['\"]([^'\"\n]*)['\"]", text, re.MULTILINE)
     return match.group(1) if match else ""

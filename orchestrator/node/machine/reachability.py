@@ -31,29 +31,29 @@ ARRIVED = b"+"
 def listen_on_ports(request: Listen) -> tuple[int, ...]:
     """Open the ports (0 for any) and return their numbers; 0 for one that is taken."""
     word = request.word.encode()
-    return tuple(listener(port, word, request.seconds) for port in request.ports)
+    return tuple(start_listener(port, word, request.seconds) for port in request.ports)
 
 
-def listener(port: int, word: bytes, seconds: Optional[float] = None) -> int:
+def start_listener(port: int, word: bytes, seconds: Optional[float] = None) -> int:
     try:
         server = listening_socket(port)
     except OSError:
         return 0
-    threading.Thread(target=answer, args=(server, word, seconds), daemon=True).start()
+    threading.Thread(target=answer_caller, args=(server, word, seconds), daemon=True).start()
     number: int = server.getsockname()[1]
     return number
 
 
-def answer(server: socket.socket, word: bytes, seconds: Optional[float]) -> None:
+def answer_caller(server: socket.socket, word: bytes, seconds: Optional[float]) -> None:
     until = math.inf if seconds is None else time.monotonic() + seconds
     with server, contextlib.suppress(OSError):
         while (left := until - time.monotonic()) > 0:
             server.settimeout(None if left == math.inf else left)
             caller, _ = server.accept()
-            threading.Thread(target=serve, args=(caller, word), daemon=True).start()
+            threading.Thread(target=serve_caller, args=(caller, word), daemon=True).start()
 
 
-def serve(caller: socket.socket, word: bytes) -> None:
+def serve_caller(caller: socket.socket, word: bytes) -> None:
     """Send the word, and confirm when all data of the caller has arrived."""
     with caller, contextlib.suppress(OSError):
         caller.settimeout(BULK_SECONDS)
@@ -73,10 +73,12 @@ def dial_addresses(request: Dial) -> tuple[str, ...]:
     if not request.places:
         return ()
     with ThreadPoolExecutor(min(AT_ONCE, len(request.places))) as pool:
-        return tuple(pool.map(lambda p: call(p[0], p[1], p[2], request.seconds), request.places))
+        return tuple(
+            pool.map(lambda p: call_address(p[0], p[1], p[2], request.seconds), request.places)
+        )
 
 
-def call(address: str, port: int, word: str, seconds: float) -> str:
+def call_address(address: str, port: int, word: str, seconds: float) -> str:
     try:
         with socket.create_connection((address, port), timeout=seconds) as line:
             heard = b""

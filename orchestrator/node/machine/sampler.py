@@ -57,12 +57,12 @@ class Sampler:
             due = max(due + self.seconds, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
             for notice in self.sample():
-                say(f"{notice.text} ({notice.fix})" if notice.fix else notice.text)
+                print_line(f"{notice.text} ({notice.fix})" if notice.fix else notice.text)
 
     def sample(self) -> list[Notice]:
         """Write one sample; return the notices that are new in it."""
         sample = self.machine.sample()
-        sample["disks"] = {point: room for point in self.disks if (room := space(point))}
+        sample["disks"] = {point: room for point in self.disks if (room := disk_space(point))}
         gpus = self.gpus.sample()
         if gpus:
             self.describe({name: gpus.pop(name) for name in ONCE if name in gpus})
@@ -82,7 +82,7 @@ class Sampler:
         self.lines.write({"time": round(time.time(), 3), "node": self.node, **data})
 
 
-def space(path: str) -> list[int]:
+def disk_space(path: str) -> list[int]:
     """Return (free, total) bytes of a file system; empty if they are unknown."""
     try:
         status = os.statvfs(path)
@@ -111,7 +111,7 @@ def file_name(node: int, attempt: int) -> str:
     return f"node_{node:02d}_metrics{f'_{attempt}' if attempt > 1 else ''}.jsonl"
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
     os.write(1, f"orchestrator: {text}\n".encode("utf-8", "replace"))
 
 
@@ -157,7 +157,7 @@ class Causes:
 
     def judge(self, sample: dict[str, Any]) -> list[Notice]:
         """Return the notices that are new in this sample."""
-        troubles = {notice.cause: (notice, least) for notice, least in every(sample)}
+        troubles = {notice.cause: (notice, least) for notice, least in all_notices(sample)}
         self.lasted = {cause: self.lasted.get(cause, 0) + 1 for cause in troubles}
         found = []
         for cause, (notice, least) in troubles.items():
@@ -167,11 +167,11 @@ class Causes:
         return found
 
 
-def every(sample: dict[str, Any]) -> Iterator[tuple[Notice, int]]:
+def all_notices(sample: dict[str, Any]) -> Iterator[tuple[Notice, int]]:
     """Yield each notice with the number of samples for which its cause must last."""
-    yield from ((notice, IN_A_ROW) for notice in throttled(sample))
+    yield from ((notice, IN_A_ROW) for notice in throttle_notices(sample))
     yield from ((notice, 1) for notice in broken_memory(sample))
-    yield from ((notice, 1) for notice in full(sample))
+    yield from ((notice, 1) for notice in full_notices(sample))
     if problem := sample.get("gpus_unknown"):
         yield Notice("gpus_unknown", f"no metrics of the GPUs: {problem}", "nvidia-smi"), 1
     if sample.get("swap_per_s", 0) > SWAPS:
@@ -180,17 +180,17 @@ def every(sample: dict[str, Any]) -> Iterator[tuple[Notice, int]]:
         yield Notice("swapping", words, "smaller batches, or fewer workers of the loader"), IN_A_ROW
 
 
-def throttled(sample: dict[str, Any]) -> Iterator[Notice]:
+def throttle_notices(sample: dict[str, Any]) -> Iterator[Notice]:
     gpus = sample.get("gpu", {})
     slow = [at for at, mask in enumerate(gpus.get("throttle", [])) if mask and int(mask) & SLOWED]
     heat, clocks = gpus.get("celsius", []), gpus.get("mhz", [])
     if slow:
-        each = (f"GPU {at}{state(at, (heat, ' C'), (clocks, ' MHz'))}" for at in slow)
+        each = (f"GPU {at}{gpu_state(at, (heat, ' C'), (clocks, ' MHz'))}" for at in slow)
         words = f"{', '.join(each)}: slowed down by heat or by its power supply"
         yield Notice("gpu_slowed", words, "nvidia-smi -q -d PERFORMANCE")
 
 
-def state(at: int, *columns: tuple[list[Any], str]) -> str:
+def gpu_state(at: int, *columns: tuple[list[Any], str]) -> str:
     """Return the known values of a GPU in brackets: (88 C, 1200 MHz)."""
     known = [f"{each[at]}{unit}" for each, unit in columns if at < len(each) and each[at]]
     return f" ({', '.join(known)})" if known else ""
@@ -203,7 +203,7 @@ def broken_memory(sample: dict[str, Any]) -> Iterator[Notice]:
             yield Notice(f"ecc_gpu_{at}", words, "reset it; replace it if they recur")
 
 
-def full(sample: dict[str, Any]) -> Iterator[Notice]:
+def full_notices(sample: dict[str, Any]) -> Iterator[Notice]:
     for point, (free, total) in sample.get("disks", {}).items():
         room = f"{format_bytes(free, binary=True)} free of {format_bytes(total, binary=True)}"
         if point == SHM:

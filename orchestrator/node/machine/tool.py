@@ -56,7 +56,7 @@ def run_tool(
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return Output("", kill(process, name, seconds))
+            return Output("", kill_tool(process, name, seconds))
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -68,7 +68,7 @@ def run_tool(
     return Output(texts[0], f"{name} ended with exit code {code}{last}", texts[1])
 
 
-def kill(process: subprocess.Popen[bytes], name: str, seconds: float) -> str:
+def kill_tool(process: subprocess.Popen[bytes], name: str, seconds: float) -> str:
     """Kill a late tool and its children; return the problem as text."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)

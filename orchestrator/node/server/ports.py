@@ -29,7 +29,7 @@ class Ports(SessionState):
             self.holder.close()
         self.number, self.holder = hold_port(request.wanted, exact=request.exact)
         if request.peers:
-            self.peers = listen(self.number)
+            self.peers = listen_except(self.number)
 
     @property
     def peers_number(self) -> int:
@@ -90,7 +90,7 @@ def listening_socket(port: int = 0, backlog: int = 128) -> socket.socket:
     return socket.create_server(("", port), backlog=backlog)
 
 
-def listen(avoid: int) -> socket.socket | None:
+def listen_except(avoid: int) -> socket.socket | None:
     """Listen on a free port other than `avoid`; return None if that is not possible."""
     with contextlib.suppress(OSError):
         while (server := listening_socket(backlog=4096)).getsockname()[1] == avoid:

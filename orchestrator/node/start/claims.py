@@ -121,7 +121,7 @@ class Claims(SessionState):
         if self.held:
             return self.claimed()
         lock_table, deadline = self.opened(), time.monotonic() + patience
-        self.of, count, lacking = wanted(devices)
+        self.of, count, lacking = wanted_devices(devices)
         if lacking:
             return Claimed(lacking=lacking)
         strangers, unsure = users_of(self.of) if count else ({}, "")
@@ -133,12 +133,12 @@ class Claims(SessionState):
                 if before:
                     return Claimed(taken=before, unsure=unsure)
             most = count if devices.needed else min(count, len(unused))
-            if len(unused) >= most and self.lock(nearest(unused, most), devices):
+            if len(unused) >= most and self.lock(nearest_devices(unused, most), devices):
                 return self.claimed().replace(unsure=unsure)
             if len(unused) >= most:
                 # A device has just been taken by another launch; others may be free.
                 continue
-            taken = takers(lock_table.entries(), self.of, strangers)
+            taken = device_holders(lock_table.entries(), self.of, strangers)
             if not any(each.state == STARTING for each in taken) or time.monotonic() > deadline:
                 return Claimed(taken=taken, unsure=unsure)
             time.sleep(LOOK_SECONDS)
@@ -236,7 +236,7 @@ class Claims(SessionState):
 # -- what there is --------------------------------------------------------------------------------
 
 
-def wanted(devices: DeviceRequest) -> tuple[list[Device], int, str]:
+def wanted_devices(devices: DeviceRequest) -> tuple[list[Device], int, str]:
     """Return the devices that fit a request, the number wanted, and why that is impossible.
 
     The devices are the GPUs that the job's ranks may see, or slots of a machine without GPUs.
@@ -246,7 +246,7 @@ def wanted(devices: DeviceRequest) -> tuple[list[Device], int, str]:
         lacking = f"has no GPU, and {devices.gpus} are wanted" if devices.gpus else ""
         return slots_of(max(devices.of, devices.slots)), devices.gpus or devices.slots, lacking
     named = asked_for(devices.visible)
-    some = visible(everything, named) if named else everything
+    some = visible_gpus(everything, named) if named else everything
     count, there = len(some) if devices.gpus is None else devices.gpus, len(some)
     words = f"has {there} GPUs for this job, and {count} are wanted"
     return some, count, words if count > there else ""
@@ -286,7 +286,7 @@ def launches_waiting(entries: Sequence[ClaimEntry], left: int) -> tuple[Taken, .
     return tuple(Taken(names=(), user=one.user, job=one.job, state=WAITING) for one in some)
 
 
-def takers(
+def device_holders(
     entries: Sequence[ClaimEntry], some: Sequence[Device], strangers: dict[str, Taken]
 ) -> tuple[Taken, ...]:
     """Return the holders of these devices, from the lock table and from running programs."""
@@ -306,7 +306,7 @@ def takers(
 
 
 def read_table(session: ServerSession, request: ReadLockTable) -> LockTableState:
-    lock_table, (some, count, _) = session.of(Claims).opened(), wanted(request.devices)
+    lock_table, (some, count, _) = session.of(Claims).opened(), wanted_devices(request.devices)
     free = sum(not lock_table.locked(one.key) for one in some)
     return LockTableState(
         entries=tuple(lock_table.entries()), free=free, total=len(some), wants=count
@@ -335,7 +335,7 @@ def slots_of(count: int) -> list[Device]:
     return [Device(key=f"{SLOT}{index}", name=f"slot {index}") for index in range(count)]
 
 
-def visible(known: Sequence[Device], named: str) -> list[Device]:
+def visible_gpus(known: Sequence[Device], named: str) -> list[Device]:
     """Return the GPUs that CUDA_VISIBLE_DEVICES names; as in CUDA, up to the first error.
 
     A part of a GPU (MIG) is reserved by its own name.
@@ -355,7 +355,7 @@ def visible(known: Sequence[Device], named: str) -> list[Device]:
     return chosen
 
 
-def nearest(free: Sequence[Device], count: int) -> Sequence[Device]:
+def nearest_devices(free: Sequence[Device], count: int) -> Sequence[Device]:
     """Return `count` devices that are closest on the bus; of equal choices the first."""
     rows = [free[start : start + count] for start in range(len(free) - count + 1)]
     return min(rows, key=lambda row: number_of(row[-1]) - number_of(row[0])) if count else []

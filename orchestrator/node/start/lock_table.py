@@ -38,7 +38,7 @@ F_OFD_GETLK = 36
 LAST_BYTE = (1 << 62) - 1
 
 
-def place() -> str:
+def table_directory() -> str:
     """Return the directory: one for each machine and boot, even on a disk that machines share."""
     return os.environ.get(VARIABLE) or f"/tmp/orchestrator-claims-{machine_identity()}"
 
@@ -53,7 +53,7 @@ class LockTable:
     """A machine's lock table, opened once. Locks taken through it last until it is closed."""
 
     def __init__(self, path: str = "") -> None:
-        self.path = path or place()
+        self.path = path or table_directory()
         open_directory(self.path)
         self.fd = open_locks(os.path.join(self.path, "locks"))
         # The kernel only reports locks of other open files.
@@ -122,7 +122,7 @@ class LockTable:
                 with contextlib.suppress(OSError):
                     self.remove(name)
             return None
-        return shown(entry).replace(user=user_name(owner))
+        return printable_entry(entry).replace(user=user_name(owner))
 
     def touch(self) -> None:
         """Update the file's time, so that programs that delete old files keep it."""
@@ -139,7 +139,7 @@ def lock_of(name: str, kind: int) -> bytes:
     return FLOCK.pack(kind, os.SEEK_SET, int.from_bytes(digest[:8], "big") & LAST_BYTE, 1, 0)
 
 
-def shown(entry: ClaimEntry) -> ClaimEntry:
+def printable_entry(entry: ClaimEntry) -> ClaimEntry:
     """Return the entry with unprintable characters replaced, so that it fits on any terminal."""
     texts = {name: printable_text(getattr(entry, name)) for name in ("state", "job", "head")}
     return entry.replace(**texts, names=tuple(map(printable_text, entry.names)))

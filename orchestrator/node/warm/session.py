@@ -54,7 +54,7 @@ class StandbySession(SessionState):
         """Start the standby when it is due, and again if a restart may need it and it is gone."""
         if now < self.next_look or self.followed is None or self.spec is None:
             return
-        if now < due(self.followed):
+        if now < due_time(self.followed):
             return
         again = self.spec.attempt is not None and self.spec.attempt.restarts
         self.next_look = now + AGAIN_SECONDS if again else math.inf
@@ -75,7 +75,7 @@ class StandbySession(SessionState):
         standbys.start_standby(run, os.environ, self.session.umask, least)
 
 
-def due(run: RunDir) -> float:
+def due_time(run: RunDir) -> float:
     """Return the Unix time at which the ranks are probably past their imports."""
     delays = {FirstOutput: AFTER_SECONDS, RankStarted: SILENT_SECONDS + AFTER_SECONDS}
     events = [event for event in run.read_events() if type(event) in delays]

@@ -82,7 +82,7 @@ class Standby(Message):
 
     @property
     def until(self) -> float:
-        return modified(os.path.join(self.directory, "standby.json"))
+        return modified_time(os.path.join(self.directory, "standby.json"))
 
 
 class WarmSupervisor(NamedTuple):
@@ -118,19 +118,19 @@ def variables_of(spec: Spec, environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def login(umask: int) -> str:
+def login_identity(umask: int) -> str:
     """Return the properties that a process inherits from its login and keeps through exec."""
-    lines = text("/proc/self/status").splitlines()
+    lines = file_text("/proc/self/status").splitlines()
     status = [line for line in lines if line.partition(":")[0] in INHERITED]
     hard = [hard for _, _, hard in own_limits()]
-    group = SESSION.sub("session", text("/proc/self/cgroup"))
+    group = SESSION.sub("session", file_text("/proc/self/cgroup"))
     return str((umask, status, os.getpriority(os.PRIO_PROCESS, 0), hard, group))
 
 
-def machine() -> str:
+def machine_identity() -> str:
     """Return an identifier of this machine since its boot and of this process's namespaces."""
     inodes = [os.stat(f"/proc/self/ns/{name}").st_ino for name in NAMESPACES]
-    return " ".join([text("/proc/sys/kernel/random/boot_id").strip(), *map(str, inodes)])
+    return " ".join([file_text("/proc/sys/kernel/random/boot_id").strip(), *map(str, inodes)])
 
 
 def job_of(spec: Spec) -> str:
@@ -141,8 +141,15 @@ def job_of(spec: Spec) -> str:
 def path_of(spec: Spec, environ: Mapping[str, str], umask: int) -> str:
     """Return the directory of a standby for jobs like this; its name is a hash of shared facts."""
     python = os.path.realpath(spec.agent[0])
-    words = [machine(), job_of(spec), LIBRARY, spec.agent[0], python, modified(python)]
-    words += [login(umask), *sorted(variables_of(spec, environ).items())]
+    words = [
+        machine_identity(),
+        job_of(spec),
+        LIBRARY,
+        spec.agent[0],
+        python,
+        modified_time(python),
+    ]
+    words += [login_identity(umask), *sorted(variables_of(spec, environ).items())]
     name = hashlib.sha256(json.dumps(words).encode("ascii")).hexdigest()[:16]
     return os.path.join(standbys_root(), name)
 
@@ -151,11 +158,11 @@ def standbys_root() -> str:
     return os.path.join(files.our_directory(), "warm")
 
 
-def text(path: str) -> str:
+def file_text(path: str) -> str:
     return os.fsdecode(processes.file_contents(path))
 
 
-def modified(path: str) -> float:
+def modified_time(path: str) -> float:
     try:
         return os.stat(path).st_mtime
     except OSError:
@@ -174,18 +181,21 @@ def find_standbys() -> list[Standby]:
     found = []
     for name in names:
         path = os.path.join(standbys_root(), name)
-        standby = read(path)
-        if standby is not None and standby.machine == machine():
+        standby = read_standby(path)
+        if standby is not None and standby.machine == machine_identity():
             if process_of(standby) is None:
                 shutil.rmtree(path, ignore_errors=True)
             elif "." not in name:
                 found.append(standby)
-        elif time.time() > max(modified(path), standby.until if standby else 0) + FORGOTTEN_SECONDS:
+        elif (
+            time.time()
+            > max(modified_time(path), standby.until if standby else 0) + FORGOTTEN_SECONDS
+        ):
             shutil.rmtree(path, ignore_errors=True)
     return sorted(found, key=lambda standby: standby.since)
 
 
-def read(path: str) -> Standby | None:
+def read_standby(path: str) -> Standby | None:
     try:
         with open(os.path.join(path, "standby.json"), "rb") as file:
             return decode_value(Standby, parse_object(file.read()), newer=True).replace(
@@ -224,10 +234,10 @@ def start_standby(run: RunDir, environ: Mapping[str, str], umask: int, least: fl
         for standby in others[:-1]:
             end_standby(standby)
         os.makedirs(standbys_root(), mode=0o700, exist_ok=True)
-        spawn(path, until, spec, environ)
+        spawn_standby(path, until, spec, environ)
 
 
-def spawn(
+def spawn_standby(
     path: str,
     until: float,
     spec: Spec,
@@ -253,7 +263,7 @@ def spawn(
             )
         now = processes.find_process(process.pid)
         standby = Standby(
-            machine=machine(),
+            machine=machine_identity(),
             job=job_of(spec),
             python=spec.agent[0],
             since=time.time(),
@@ -317,14 +327,14 @@ def start_from_standby(
     for standby in there:
         claimed = claim_standby(standby) if standby.directory == path else None
         if claimed is not None:
-            return take(claimed, run, environ, files)
+            return hand_job(claimed, run, environ, files)
     reason = "what waited there was started otherwise" if there else "nothing waited there"
     for standby in there if spec.warm else ():
         end_standby(standby)
     return None, f"cold start: {reason}"
 
 
-def take(
+def hand_job(
     standby: Standby, run: RunDir, environ: Mapping[str, str], files: Sequence[int]
 ) -> tuple[WarmSupervisor | None, str]:
     """Send a claimed standby its job; one that refuses is ended before the cold start.

@@ -253,7 +253,7 @@ def test_library_is_read_once_for_all_nodes(monkeypatch: pytest.MonkeyPatch) -> 
         return library.own_library()
 
     library.read_library.cache_clear()
-    monkeypatch.setattr(library, "sources", sources)
+    monkeypatch.setattr(library, "source_files", sources)
     try:
         with ThreadPoolExecutor(8) as pool:
             assert len(set(pool.map(connect, range(8)))) == 1

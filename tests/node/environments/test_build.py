@@ -21,7 +21,7 @@ from orchestrator.protocol.requests.environments import BuildEnvironment
 
 key, at_work = sys.argv[1:]
 program = ["sh", "-c", f"echo $$ > {at_work}.new; mv {at_work}.new {at_work}; exec sleep 1000"]
-build.Build._make = lambda self: build.call(program)
+build.Build._make = lambda self: build.call_program(program)
 build.Build(BuildEnvironment(key=key, tree="", name=""), Store()).thread.join()
 """
 

@@ -76,7 +76,7 @@ def sampled(tmp_path: Path, **fields: object) -> Sampler:
 def test_notice_is_written_once_per_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "space", lambda _: [1, 64 << 20])
+    monkeypatch.setattr(sampler, "disk_space", lambda _: [1, 64 << 20])
     first = {"number": 1, "restarts": 2, "first_job": "job", "first_node": 0}
     told = []
     for number in (1, 2):

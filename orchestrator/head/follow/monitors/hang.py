@@ -46,11 +46,11 @@ class StuckRank:
 
 
 def stuck_rank(rank: int, node: int, answer: RankStacks) -> StuckRank:
-    waits, entered = collectives(answer.collectives)
-    return StuckRank(rank, node, answer.state, where(answer), waits, entered)
+    waits, entered = read_collectives(answer.collectives)
+    return StuckRank(rank, node, answer.state, innermost_line(answer), waits, entered)
 
 
-def collectives(text: str) -> tuple[dict[Group, tuple[int, str, float]], dict[Group, int]]:
+def read_collectives(text: str) -> tuple[dict[Group, tuple[int, str, float]], dict[Group, int]]:
     """Return from a flight recorder's dump the pending and the last entered collective per group.
 
     A backend runs its collectives in order. So an unfinished one before a finished one is not
@@ -79,7 +79,7 @@ def collectives(text: str) -> tuple[dict[Group, tuple[int, str, float]], dict[Gr
 Frame = tuple[str, str, str]
 
 
-def where(answer: RankStacks) -> str:
+def innermost_line(answer: RankStacks) -> str:
     """Return the innermost line of the main thread outside of packages, else its program."""
     frames = [match.groups() for match in map(FRAME.match, answer.stacks.splitlines()) if match]
     outside = [frame for frame in frames if not PACKAGES.search(frame[0])]
@@ -88,7 +88,7 @@ def where(answer: RankStacks) -> str:
     return answer.program
 
 
-def absent(ranks: Sequence[StuckRank]) -> tuple[list[StuckRank], str]:
+def absent_ranks(ranks: Sequence[StuckRank]) -> tuple[list[StuckRank], str]:
     """Return the ranks that never entered a collective in which others wait, and its name."""
     for stuck in ranks:
         for group, (number, name, _) in stuck.waits.items():
@@ -107,7 +107,7 @@ def absent(ranks: Sequence[StuckRank]) -> tuple[list[StuckRank], str]:
 def find_culprit(ranks: Sequence[StuckRank]) -> StuckRank | None:
     """Return the rank that most likely causes the hang, None if all are alike."""
     stopped = [stuck for stuck in ranks if stuck.state in "Tt"]
-    missing, _ = absent(ranks)
+    missing, _ = absent_ranks(ranks)
     return next(iter([*stopped, *missing]), None)
 
 
@@ -119,19 +119,19 @@ def describe_hang(ranks: Sequence[StuckRank]) -> str:
     for stuck in ranks:
         if stuck.state in "Tt":
             return "it is stopped (SIGSTOP, or a debugger), and the others wait for it"
-    missing, what = absent(ranks)
+    missing, what = absent_ranks(ranks)
     if missing:
-        return f"{names(missing)} never entered {what}; {doing(missing[0])}"
+        return f"{rank_names(missing)} never entered {what}; {what_rank_does(missing[0])}"
     for group in {group for stuck in waiting for group in stuck.waits}:
         if len({stuck.waits[group][1] for stuck in waiting if group in stuck.waits}) > 1:
-            return f"the ranks are in different collectives: {places(waiting, group)}"
+            return f"the ranks are in different collectives: {rank_places(waiting, group)}"
     if at_one_place(ranks):
         return f"all ranks are at the same place: {ranks[0].where}"
     if waiting and len(waiting) == len(ranks):
         number, name, _ = next(iter(waiting[0].waits.values()))
         return f"all ranks are in {name} #{number}: the network between them, or a GPU, is stuck"
     idle = [stuck for stuck in ranks if not stuck.waits]
-    return f"no rank makes progress; rank {idle[0].rank}: {doing(idle[0])}"
+    return f"no rank makes progress; rank {idle[0].rank}: {what_rank_does(idle[0])}"
 
 
 def at_one_place(ranks: Sequence[StuckRank]) -> bool:
@@ -162,7 +162,7 @@ IN_TORCH = re.compile(r"/torch/(distributed|nn/parallel)/|/torch/autograd/graph|
 
 def missed_rank(ranks: Sequence[tuple[StuckRank, RankStacks]]) -> tuple[StuckRank, str] | None:
     """Return the rank that others waited for in vain, and a sentence on it; None if unknown."""
-    missing, what = absent([stuck for stuck, _ in ranks])
+    missing, what = absent_ranks([stuck for stuck, _ in ranks])
     if not missing:
         missing = [
             stuck
@@ -172,8 +172,8 @@ def missed_rank(ranks: Sequence[tuple[StuckRank, RankStacks]]) -> tuple[StuckRan
         what = "a collective"
     if not missing:
         return None
-    others = f" (so did {names(missing[1:])})" if missing[1:] else ""
-    return missing[0], f"it did not come to {what} in time{others}; {doing(missing[0])}"
+    others = f" (so did {rank_names(missing[1:])})" if missing[1:] else ""
+    return missing[0], f"it did not come to {what} in time{others}; {what_rank_does(missing[0])}"
 
 
 def waits_in_torch(stacks: str) -> bool:
@@ -181,14 +181,14 @@ def waits_in_torch(stacks: str) -> bool:
     return first is not None and not first[2]
 
 
-def names(ranks: Sequence[StuckRank]) -> str:
+def rank_names(ranks: Sequence[StuckRank]) -> str:
     if len(ranks) == 1:
         # The sentence begins with the rank's name.
         return "it"
     return f"ranks {', '.join(str(stuck.rank) for stuck in ranks)}"
 
 
-def doing(stuck: StuckRank) -> str:
+def what_rank_does(stuck: StuckRank) -> str:
     if stuck.waits:
         number, name, _ = next(iter(stuck.waits.values()))
         return (
@@ -199,7 +199,7 @@ def doing(stuck: StuckRank) -> str:
     return f"it is in {stuck.where}" if stuck.where else "its position is unknown"
 
 
-def places(ranks: Sequence[StuckRank], group: Group) -> str:
+def rank_places(ranks: Sequence[StuckRank], group: Group) -> str:
     parts = [
         f"rank {stuck.rank} in {stuck.waits[group][1]}"
         + (f" at {stuck.where}" if stuck.where else "")

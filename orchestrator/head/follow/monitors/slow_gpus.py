@@ -37,7 +37,7 @@ SLOWER = 0.15
 K = TypeVar("K", bound=Hashable)
 
 
-def slowest(lost: Mapping[K, Sequence[float]], least: float) -> tuple[K, float] | None:
+def slowest_gpu(lost: Mapping[K, Sequence[float]], least: float) -> tuple[K, float] | None:
     """Return the key with the largest median loss and that loss, if most samples reach `least`."""
     usual = {one: statistics.median(values) for one, values in lost.items() if values}
     if not usual:
@@ -65,13 +65,13 @@ def slow_gpu(
     samples: Mapping[int, Sequence[Sample]], models: Mapping[int, Sequence[str]]
 ) -> SlowGpu | None:
     """Return the GPU that slows down the others; `samples` and `models` are by node index."""
-    use = table(samples, "use")
+    use = values_by_gpu(samples, "use")
     if len(use) < 2:
         return None
     usual = {gpu: statistics.median(values) for gpu, values in use.items()}
     typical = {gpu: statistics.median([usual[o] for o in usual if o != gpu]) for gpu in usual}
     idle = {gpu: [typical[gpu] - value for value in values] for gpu, values in use.items()}
-    slow = slowest(idle, PART)
+    slow = slowest_gpu(idle, PART)
     if slow and min(value for gpu, value in usual.items() if gpu != slow[0]) >= BUSY:
         gpu, _ = slow
         text = (
@@ -79,7 +79,9 @@ def slow_gpu(
             " it, and it waits for its program (a data loader, a disk, the processors)"
         )
         return SlowGpu(*gpu, INPUT, text)
-    return slow_clock(table(samples, "mhz"), models) if min(usual.values()) >= BUSY else None
+    return (
+        slow_clock(values_by_gpu(samples, "mhz"), models) if min(usual.values()) >= BUSY else None
+    )
 
 
 def slow_clock(
@@ -87,7 +89,7 @@ def slow_clock(
 ) -> SlowGpu | None:
     usual = {gpu: statistics.median(values) for gpu, values in clocks.items()}
     typical = {gpu: clock_of_others(gpu, usual, models) for gpu in usual}
-    slow = slowest(
+    slow = slowest_gpu(
         {g: [1 - mhz / typical[g] for mhz in clocks[g]] for g in clocks if typical[g]}, SLOWER
     )
     if slow is None:
@@ -115,7 +117,7 @@ def model_of(models: Mapping[int, Sequence[str]], gpu: Gpu) -> str:
     return known[number] if number < len(known) else ""
 
 
-def table(samples: Mapping[int, Sequence[Sample]], name: str) -> dict[Gpu, list[float]]:
+def values_by_gpu(samples: Mapping[int, Sequence[Sample]], name: str) -> dict[Gpu, list[float]]:
     """Return the last values of each GPU that has the value `name` in all of the last samples."""
     found: dict[Gpu, list[float]] = {}
     for node, several in samples.items():

@@ -93,7 +93,7 @@ class MemoryGuard:
         return found
 
     def pools(self) -> list[Pool]:
-        return [*filter(None, (machine(), *map(of_group, self.groups)))]
+        return [*filter(None, (machine_pool(), *map(of_group, self.groups)))]
 
     def floor_of(self, pool: Pool) -> int:
         if self.floor is not None:
@@ -103,7 +103,9 @@ class MemoryGuard:
         return int(min(least, MOST_BYTES, MOST_SHARE * pool.total, begun))
 
     def sample(self, now: float, ranks: Mapping[int, int], running: Mapping[int, Process]) -> None:
-        sizes = {r: sum(one.memory for one in below(running, pid)) for r, pid in ranks.items()}
+        sizes = {
+            r: sum(one.memory for one in process_tree(running, pid)) for r, pid in ranks.items()
+        }
         others = sum(process.memory for process in running.values()) - sum(sizes.values())
         self.samples.append(MemorySample(now, sizes, others, space_of(SHM)[0]))
         del self.samples[1:-KEPT_SAMPLES]
@@ -123,19 +125,19 @@ class MemoryGuard:
             self.due = last.time + OTHERS_SECONDS
             return None
         rank = max(ranks, key=lambda each: (growth[each], last.ranks[each]))
-        own = sorted(below(running, ranks[rank]), key=lambda one: one.memory, reverse=True)
+        own = sorted(process_tree(running, ranks[rank]), key=lambda one: one.memory, reverse=True)
         grown, who = growth[rank], "it"
         if shared > max(grown, pool.total // 16):
-            who = f"files in {SHM} grew by {binary(shared)}, and the rank"
+            who = f"files in {SHM} grew by {binary_size(shared)}, and the rank"
         elif grown < pool.total / 16:
             who = "no rank has grown much: the memory is pinned, or a GPU's; this rank"
-        seen = ", ".join(binary(sample.ranks.get(rank, 0)) for sample in self.samples)
+        seen = ", ".join(binary_size(sample.ranks.get(rank, 0)) for sample in self.samples)
         if own and own[0].pid != ranks[rank]:
-            seen += f"; process {own[0].pid} has the most, {binary(own[0].memory)}"
+            seen += f"; process {own[0].pid} has the most, {binary_size(own[0].memory)}"
         why = (
-            f"ended before memory ran out: {binary(pool.free)} of {binary(pool.total)} of"
-            f" {pool.of} were free, and launch.memory_floor is {binary(floor)}; {who}"
-            f" grew by {binary(grown)} in {last.time - first.time:.0f} s ({seen})"
+            f"ended before memory ran out: {binary_size(pool.free)} of {binary_size(pool.total)} of"
+            f" {pool.of} were free, and launch.memory_floor is {binary_size(floor)}; {who}"
+            f" grew by {binary_size(grown)} in {last.time - first.time:.0f} s ({seen})"
         )
         return rank, own, why
 
@@ -147,13 +149,13 @@ def signal_groups(leaders: Iterable[int], number: signal.Signals) -> None:
             os.killpg(pid, number)
 
 
-def below(running: Mapping[int, Process], pid: int) -> list[Process]:
+def process_tree(running: Mapping[int, Process], pid: int) -> list[Process]:
     """Return a process and its descendants, if it runs."""
     found = {pid, *processes.find_descendants(running, [pid])}
     return [running[one] for one in found if one in running]
 
 
-def binary(count: int) -> str:
+def binary_size(count: int) -> str:
     return format_bytes(count, binary=True)
 
 
@@ -163,7 +165,7 @@ MACHINE = "the machine"
 SIZES = rb"(?m)^(MemTotal|MemAvailable):\s+(\d+) kB"
 
 
-def machine() -> Pool | None:
+def machine_pool() -> Pool | None:
     """Return the memory of this machine, which includes that of a GPU that shares it."""
     sizes = dict(re.findall(SIZES, processes.file_contents("/proc/meminfo")))
     if len(sizes) < 2:

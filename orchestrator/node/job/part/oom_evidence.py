@@ -64,7 +64,7 @@ class Evidence:
             return []
         new = []
         try:
-            new = [line[:LONGEST_LINE] for line in records(self.log) if XID.match(line)]
+            new = [line[:LONGEST_LINE] for line in kernel_messages(self.log) if XID.match(line)]
         except OSError:
             os.close(self.log)
             self.log = None
@@ -75,7 +75,7 @@ class Evidence:
         """Return a line for each GPU newly reported as broken that names these or none."""
         lines = []
         for line in self.look():
-            gpu = broken(line)
+            gpu = broken_gpu(line)
             if gpu and gpu not in self.told and is_about(line, pids):
                 self.told.add(gpu)
                 lines.append(line)
@@ -98,13 +98,13 @@ def is_about(line: str, pids: Container[int]) -> bool:
     return named is None or int(named[1]) in pids
 
 
-def broken(line: str) -> str:
+def broken_gpu(line: str) -> str:
     """Return the GPU that a line reports as broken and the Xid, or an empty string."""
     found = XID.match(line)
     return f"{found[1]} {found[2]}" if found and int(found[2]) in FATAL_XIDS else ""
 
 
-def records(log: int) -> Iterator[str]:
+def kernel_messages(log: int) -> Iterator[str]:
     """Yield the kernel's messages since the last look."""
     while True:
         try:

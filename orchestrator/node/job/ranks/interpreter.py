@@ -90,7 +90,7 @@ ARGUMENTS, ENVIRONMENT = 47, 49
 
 def show_command(words: Sequence[str]) -> bool:
     """Show these words as the command line, cut at the end of the original area."""
-    return overwrite(ARGUMENTS, [os.fsencode(word) for word in words])
+    return overwrite_area(ARGUMENTS, [os.fsencode(word) for word in words])
 
 
 def show_environment(variables: Mapping[str, str]) -> bool:
@@ -103,10 +103,10 @@ def show_environment(variables: Mapping[str, str]) -> bool:
     for name, value in os.environ.items():
         os.putenv(name, value)
     lines = [os.fsencode(f"{name}={value}") for name, value in variables.items()]
-    return overwrite(ENVIRONMENT, lines)
+    return overwrite_area(ENVIRONMENT, lines)
 
 
-def overwrite(area: int, strings: Sequence[bytes]) -> bool:
+def overwrite_area(area: int, strings: Sequence[bytes]) -> bool:
     """Write NUL-terminated strings over one of the two areas; return True if all fitted.
 
     Writes through /proc/self/mem, where a wrong address is an error and not a crash. The area's
