@@ -242,22 +242,22 @@ CLEAR_ALONE = {
 }
 
 
+# A name that is imported alone, or seen in a stack trace, says what it is about.
 def test_function_for_other_modules_carries_its_noun() -> None:
-    """A name that is imported alone, or seen in a stack trace, says what it is about."""
     used, short = set[str](), set[str]()
     for path in FILES:
-        text, module = (
-            path.read_text("utf-8"),
-            ".".join(path.relative_to(ROOT).with_suffix("").parts),
-        )
-        names = imported_names(text)
-        used.update(names.values())
-        for node in ast.walk(tree(text)):
-            if isinstance(node, ast.Attribute):
-                used.add(f"{names.get(getattr(node.value, 'id', ''))}.{node.attr}")
-        for node in tree(text).body:
-            if isinstance(node, ast.FunctionDef) and "_" not in node.name:
-                short.add(f"{module}.{node.name}")
+        module = tree(text := path.read_text("utf-8"))
+        place, names = ".".join(path.relative_to(ROOT).with_suffix("").parts), imported_names(text)
+        used |= {*names.values()} | {
+            f"{names.get(getattr(node.value, 'id', ''))}.{node.attr}"
+            for node in ast.walk(module)
+            if isinstance(node, ast.Attribute)
+        }
+        short |= {
+            f"{place}.{node.name}"
+            for node in module.body
+            if isinstance(node, ast.FunctionDef) and "_" not in node.name
+        }
     assert {name for name in used & short if name.split(".")[-1] not in CLEAR_ALONE} == set()
 
 
