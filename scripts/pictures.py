@@ -52,6 +52,8 @@ START = ROOT / "docs" / "start.md"
 WIDTH, HEIGHT, FIRST_CHARTS = 1200, 910, 625
 # Set in the first process of the namespace.
 ALONE = "PICTURES_ALONE"
+# The seconds that a picture of a GIF is shown at least.
+SHORTEST = 0.2
 # The rank that is killed, on the second node.
 KILLED = 3
 SETTINGS = {
@@ -84,9 +86,7 @@ def main() -> None:
             for film_name, make in FILMS.items():
                 path = options.out / f"{film_name}.svg"
                 frames = make(head, path)
-                # A GIF of the kill, of two minutes and all their lines, would have 2 MB.
-                if film_name != "kill":
-                    moving(browser, frames, path)
+                moving(browser, frames, path)
 
 
 def alone() -> None:
@@ -132,8 +132,14 @@ def moving(browser: Browser, frames: Film, path: Path) -> None:
     """Write the film as a GIF beside its SVG, drawn by the browser frame by frame."""
     from PIL import Image
 
-    still, pictures = path.with_suffix(".still.svg"), []
-    for _, lines in frames:
+    still, pictures, seconds, waited = path.with_suffix(".still.svg"), [], list[float](), 0.0
+    for (_, lines), wait in zip(frames, shown_for(frames), strict=True):
+        # Five pictures a second: a whole film of the kill would have 2 MB.
+        waited += wait
+        if waited < SHORTEST:
+            continue
+        seconds.append(waited)
+        waited = 0.0
         still.write_text(draw(lines, FILM_COLUMNS, path.stem))
         browser.open(still.as_uri())
         browser.look(960, 410)
@@ -149,7 +155,7 @@ def moving(browser: Browser, frames: Film, path: Path) -> None:
         path.with_suffix(".gif"),
         save_all=True,
         append_images=pictures[1:],
-        duration=[round(1000 * seconds) for seconds in shown_for(frames)],
+        duration=[round(1000 * each) for each in seconds],
         loop=0,
         comment=made().encode(),
     )
