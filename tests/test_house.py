@@ -584,7 +584,7 @@ def test_the_trainer_is_a_class_of_one_screen() -> None:
 
 # Statements of a room. An addition above the budget names the removal that pays for it.
 BUDGETS = {
-    "common": 1046,
+    "common": 1048,
     "config": 929,
     "cli": 669,
     "api": 477,

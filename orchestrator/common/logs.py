@@ -8,6 +8,7 @@ node/job/run_directory.py that writes such lines.
 from __future__ import annotations
 
 import collections
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Iterable
@@ -95,7 +96,9 @@ def remove(kind: type[logging.Handler], logger: logging.Logger = PACKAGE) -> Non
     """Remove the handlers of a kind, and close them."""
     for handler in [each for each in logger.handlers if isinstance(each, kind)]:
         logger.removeHandler(handler)
-        handler.close()
+        # The disk of a head.log may be full.
+        with contextlib.suppress(OSError):
+            handler.close()
 
 
 # -- for standard error -----------------------------------------------------------------------

@@ -106,7 +106,7 @@ def keep_log_of_no_job(path: Path) -> None:
         with contextlib.suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
-        job_log.write_log_to(path)
+            job_log.write_log_to(path)
 
 
 def rehearse_launch(request: LaunchRequest) -> Plan:
