@@ -46,6 +46,7 @@ def test_pictures_of_docs_show_content(tmp_path: Path) -> None:
         "failure.svg",
         "failure.gif",
         "kill.svg",
+        "kill.gif",
         "launch.gif",
         "top.svg",
         "dashboard.png",
