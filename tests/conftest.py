@@ -46,6 +46,12 @@ for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM):
         signal.signal(number, handler)
 
 
+def pytest_runtest_teardown() -> None:
+    # A training in this process sets these, and commands of later tests would inherit them.
+    for name in ("RANK", "WORLD_SIZE"):
+        os.environ.pop(name, None)
+
+
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)

@@ -82,7 +82,6 @@ def test_log_of_launch_that_hung_before_its_job_is_kept(head: Head) -> None:
         launched.ends(130)
     finally:
         head.cluster.start_sshd(1)
-    assert head.experiments == []
     text = (head.directory.parent / ".cache/orchestrator/launch.log").read_text()
-    assert f"{address}: connecting" in text and f"{first}: its server greets" in text
-    assert f"{address}: its server greets" not in text
+    told = [f"{address}: connecting", f"{first}: its server", f"{address}: its server"]
+    assert [words for words in told if words not in text] == told[2:] and head.experiments == []

@@ -627,8 +627,7 @@ def test_long_home_path_is_supported(
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(deep))
     job = new_job("j" * 200)
     job.start(job.spec(script(tmp_path, WAITS)))
-    with connect_supervisor(RunDir(job.run.job, 0)):
-        pass
+    connect_supervisor(RunDir(job.run.job, 0)).close()
     assert new_link().ask(AskJobState(job=job.run.job, node=0), PATIENCE).state == "running"
 
 
