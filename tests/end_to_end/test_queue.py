@@ -115,7 +115,7 @@ for at in 0 1 2 3; do
 done
 mount --bind {place}/driver /proc/driver
 """
-NO_GPUS = "umount /proc/driver /dev {place}"
+NO_GPUS = "umount -l /proc/driver /dev {place}"
 
 
 @pytest.fixture

@@ -44,7 +44,8 @@ def why_never_begins(said: str) -> tuple[str, str]:
         return f"its Python, {begun[1]}, takes too long to begin", f"{IF_SLOW}, or a local disk"
     # A program there reads and echoes the input of ours.
     echoed = FIRST in said.splitlines()
-    last = "" if echoed else last_line(said)
+    # The end of the wait can let our own complaint come after that.
+    last = "" if echoed else last_line(said.replace(TAKEN, ""))
     return another_user(said) or (f"{WAITS}{last and f' it says: {last}'}", IF_SLOW)
 
 
