@@ -342,7 +342,7 @@ class Execution:
             out.sink.close()
             err.sink.close()
             connection.close()
-        return outcome_of(session, code, lost=lost, said=err.said or out.said)
+        return outcome_of(session, code, lost=lost, said=out.said + b"\n" + err.said)
 
 
 def outcome_of(session: ExecSession, code: int, *, lost: bool, said: bytes) -> ExecOutcome:

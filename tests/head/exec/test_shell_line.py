@@ -119,6 +119,8 @@ class RcFile(LocalTransport):
         ("exec csh -f", "its login shell ends before the command"),
         ("cat", "its login shell never gets to our command"),
         ("echo waiting for a disk; cat >/dev/null", "it says: waiting for a disk"),
+        # As when our line comes to run at the end of the wait.
+        ("echo no disk; echo input-was-taken >&2; cat >/dev/null", "it says: no disk"),
     ],
 )
 def test_execution_survives_or_reports_rc_file(
