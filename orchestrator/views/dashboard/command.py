@@ -27,7 +27,7 @@ from orchestrator.views.serve import listen_on_port, serve_app
 from orchestrator.views.top.sample import TopSample, Watch
 
 PORT = 8321
-# The limit of the output of stop_job() that is kept.
+# How much of the output of `orchestrator stop` is kept.
 LONGEST_ANSWER_BYTES = 20_000
 # The pause between two samples of the nodes, and the time after which no page shows them.
 LOOK_SECONDS, IDLE_SECONDS = 2.0, 30.0
