@@ -82,8 +82,9 @@ def list_jobs(where: Where, *, running: bool, every: bool, tags: Sequence[str] =
     if tags:
         known = [each for each in known if set(tags) <= set(tags_of(each))]
     shown = known if every or running else known[:USUALLY]
-    every_row = (row_of(each, where) for each in shown)
-    rows = [row for row in every_row if not running or row.ended is None]
+    rows = [
+        row for row in map(partial(row_of, where=where), shown) if not running or row.ended is None
+    ]
 
     def words(terminal: Terminal) -> str:
         if not rows:

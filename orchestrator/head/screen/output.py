@@ -408,20 +408,15 @@ class Table(Generic[R]):
         Columns that may be dropped are cut first. Then empty ones are dropped, then those with the
         highest `drop`. The others are cut last.
         """
-        cells = list(
-            zip(
-                self.headings,
-                *(
-                    [
-                        # The reason why a row is absent takes no room of other columns.
-                        word[: one.least or None] if self.is_absent(row) else word
-                        for one, word in zip(self.columns, self.words(row), strict=True)
-                    ]
-                    for row in rows
-                ),
-                strict=True,
-            )
-        )
+        # The reason why a row is absent takes no room of other columns.
+        lines = [
+            [
+                word[: one.least or None] if self.is_absent(row) else word
+                for one, word in zip(self.columns, self.words(row), strict=True)
+            ]
+            for row in rows
+        ]
+        cells = list(zip(self.headings, *lines, strict=True))
         wide = [max(map(len, column)) for column in cells]
         # A column that may be dropped takes no more than its least width from the others.
         need = [

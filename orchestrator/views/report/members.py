@@ -1,4 +1,4 @@
-"""Compares the members of a sweep: the best so far, and a table. Pure but `read`.
+"""Compares the members of a sweep: the best so far, curves, and a table.
 
 Its source is the journal of the sweep, so a sweep that still runs has a page as well.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from urllib.parse import quote
 
@@ -59,9 +60,13 @@ class Members:
         if not known or not self.best:
             return None
         values = list(known.values())
-        best = [better(values[: at + 1]) for at in range(len(values))]
         lines = [
-            ChartLine("the best so far", Curve(list(known), best), best=self.best, stair=True),
+            ChartLine(
+                "the best so far",
+                Curve(list(known), list(accumulate(values, better))),
+                best=self.best,
+                stair=True,
+            ),
             ChartLine("each member, when it ends", Curve(list(known), values), 7, 2, dots=True),
         ]
         return Chart(f"{self.metric}: the best so far", "", lines, over="time")
