@@ -357,9 +357,8 @@ def submit_slurm(
     These options come first; LAUNCH-OPTIONS are those of master_launch.
     """
     from orchestrator.launchers import sbatch
-    from orchestrator.launchers.sbatch import SbatchOptions
 
-    options = SbatchOptions(requeue=not no_requeue, **asked)
+    options = sbatch.SbatchOptions(requeue=not no_requeue, **asked)
     if printed:
         return sbatch.print_batch_file(options, arguments, launch_arguments(arguments))
     return sbatch.submit_batch_file(options, arguments, launch_arguments(arguments), detach=detach)
@@ -389,6 +388,5 @@ def run_node(wait: float, arguments: tuple[str, ...]) -> int:
     """
     from orchestrator.launchers import run_node as by_hand
 
-    # Read first, as its errors explain more than those of --master-port.
-    mine = by_hand.read_part(os.environ)
-    return by_hand.run_part(mine, wait, launch_arguments(arguments))
+    # The environment is read first, as its errors explain more than those of --master-port.
+    return by_hand.run_part(by_hand.read_part(os.environ), wait, launch_arguments(arguments))

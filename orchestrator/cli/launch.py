@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
@@ -50,6 +51,21 @@ def launch_command(**params: Any) -> int:
 
 
 def launch_arguments(arguments: Sequence[str]) -> LaunchArguments:
-    """Parse what follows `master_launch`; a wrong option is an error here."""
-    with launch_command.make_context("master_launch", list(arguments)) as context:
-        return arguments_from(context.params)
+    """Parse what follows `master_launch`; a wrong option is an error here.
+
+    Below a command that passes words on, such as demo, the error shows the usage of that command.
+    """
+    try:
+        with launch_command.make_context("master_launch", list(arguments)) as context:
+            return arguments_from(context.params)
+    except click.NoSuchOption as error:
+        typed = click.get_current_context(silent=True)
+        if typed is not None and typed.ignore_unknown_options:
+            options = [*typed.command.params, *launch_command.params]
+            known = [flag for option in options for flag in option.opts if flag.startswith("--")]
+            raise click.NoSuchOption(
+                error.option_name,
+                possibilities=get_close_matches(error.option_name, known),
+                ctx=typed,
+            ) from None
+        raise

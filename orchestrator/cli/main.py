@@ -129,8 +129,7 @@ def logs(
     if system:
         return logs.show_system(where, experiment, node, last)
 
-    view = View(node=node, rank=rank)
-    return logs.show_logs(where, experiment, view, follow=follow, last=last)
+    return logs.show_logs(where, experiment, View(node=node, rank=rank), follow=follow, last=last)
 
 
 @cli.command()

@@ -350,8 +350,7 @@ def shared_options(
 
     @functools.wraps(function)
     def with_where(**params: Any) -> Any:
-        names = [name for name in options if name in params]
-        typed = {name: params.pop(name) for name in names}
+        typed = {name: params.pop(name) for name in options if name in params}
         where = Where(**{name: value for name, value in typed.items() if value is not None})
         return function(where=where, **params)
 
@@ -374,8 +373,9 @@ def experiment_names(ctx: click.Context, parameter: click.Parameter, incomplete:
     """
     root = ctx.params.get("experiments") or Path("experiments")
     names = [path.parent.name for path in Path(root).glob("*/job.json")]
-    plain = (name for name in names if shlex.quote(name) == name)
-    return sorted(name for name in plain if name.startswith(incomplete))
+    return sorted(
+        name for name in names if name.startswith(incomplete) and shlex.quote(name) == name
+    )
 
 
 # -- words --------------------------------------------------------------------------------------

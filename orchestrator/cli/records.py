@@ -39,13 +39,7 @@ def places(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> l
     help="Override one setting of its config.",
 )
 @click.option("--detach", is_flag=True, help="Start the job and leave it running.")
-def rerun(
-    where: Where,
-    experiment: str | None,
-    env: tuple[str, ...],
-    overrides: tuple[str, ...],
-    detach: bool,
-) -> int:
+def rerun(where: Where, experiment: str | None, **changes: Any) -> int:
     """Launch an experiment again: its code, config, command line.
 
     The code is that of the experiment, even if the directory has changed since.
@@ -53,7 +47,6 @@ def rerun(
     from orchestrator.cli.launch import launch_arguments
     from orchestrator.head.commands import rerun
 
-    changes: dict[str, Any] = {"env": env, "overrides": overrides, "detach": detach}
     return rerun.rerun_experiment(where, experiment, launch_arguments, **changes)
 
 
@@ -162,8 +155,9 @@ def track(
     track = import_view("track")
     if serve:
         host, _, port = serve.rpartition(":")
-        number = click.IntRange(0, 65535)(port)
-        return int(track.metrics(where, host or "127.0.0.1", number, token_file))
+        return int(
+            track.metrics(where, host or "127.0.0.1", click.IntRange(0, 65535)(port), token_file)
+        )
     return int(track.track(where, experiment, names, options))
 
 

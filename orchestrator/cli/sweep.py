@@ -59,8 +59,7 @@ def sweep_command(**params: Any) -> int:
     """
     from orchestrator.head.commands.sweep import space, sweep
 
-    names = ("grid", "optuna", "way", "jobs", "metric", "best")
-    own = {name: params.pop(name) for name in names}
+    own = {name: params.pop(name) for name in ("grid", "optuna", "way", "jobs", "metric", "best")}
     arguments = arguments_from(params)
     terms = sweep.Terms(
         variables=space.parse_variables(own.pop("grid")),

@@ -70,6 +70,7 @@ def test_invalid_file_name_is_explained(tmp_path: Path) -> None:
     [
         (["prune", "--keep"], "--keep needs a value"),
         (["stop", "--grace", "5x"], "--grace: 5x: there is no unit 'x'"),
+        (["demo", "--kil"], "no such option --kil; did you mean --kill?"),
     ],
 )
 def test_usage_error_shows_problem_and_usage(words: list[str], what: str) -> None:
