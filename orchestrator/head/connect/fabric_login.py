@@ -109,8 +109,6 @@ class FabricConnection:
         # Behind a jump host, `sock` is a channel of its connection.
         if isinstance(sock, socket.socket):
             self.address = str(sock.getpeername()[0])
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             notice_loss(self, LINK_SECONDS)
 
     def run(self, command: str, timeout: float) -> Channel:
@@ -160,15 +158,13 @@ def in_protocol() -> Iterator[None]:
 def no_way_on(destination: Destination, error: Exception) -> NodeError:
     """Return the error for a jump host that cannot reach the destination, with a fix."""
     jump, where = destination.jump.rpartition(",")[2], f"{destination.host}:{destination.port}"
-    reason = str(error)
-    if isinstance(error, paramiko.ChannelException):
-        if error.code == PROHIBITED:
-            return NodeError(
-                f"the jump host {jump} may not connect us to {where}",
-                "allow it in its sshd_config: AllowTcpForwarding yes, and no PermitOpen that"
-                " excludes it",
-            )
-        reason = error.text
+    if isinstance(error, paramiko.ChannelException) and error.code == PROHIBITED:
+        return NodeError(
+            f"the jump host {jump} may not connect us to {where}",
+            "allow it in its sshd_config: AllowTcpForwarding yes, and no PermitOpen that"
+            " excludes it",
+        )
+    reason = error.text if isinstance(error, paramiko.ChannelException) else str(error)
     return NodeError(
         f"the jump host {jump} cannot reach {where} ({reason})",
         f"try it on the jump host: ssh -p {destination.port} {destination.host}",
@@ -210,8 +206,29 @@ def prepare_connection(
     return connection
 
 
+class PromptSocket(socket.socket):
+    """A TCP socket that acknowledges what it receives at once: a login takes 40 ms less.
+
+    sshd holds back its next packet until the last one is acknowledged (Nagle's algorithm), and
+    Linux delays an acknowledgement by 40 ms.
+    """
+
+    def recv(self, size: int, flags: int = 0, /) -> bytes:
+        data = super().recv(size, flags)
+        if hasattr(socket, "TCP_QUICKACK"):
+            # Linux turns the option off again by itself.
+            self.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+        return data
+
+
 def new_transport(known: Sequence[str], sock: socket.socket, **options: Any) -> paramiko.Transport:
     """Return a paramiko Transport that prefers the known kinds of host key and fast ciphers."""
+    # Behind a jump host, `sock` is a channel of its connection.
+    if isinstance(sock, socket.socket):
+        sock = PromptSocket(fileno=sock.detach())
+        # Before the handshake: our packets would also wait 40 ms for an acknowledgement.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     transport = paramiko.Transport(sock, **options)
     security = transport.get_security_options()
     ciphers, kinds = security.ciphers, security.key_types
@@ -334,12 +351,10 @@ class SshKeys(AuthStrategy):
 
 def agent_keys() -> list[paramiko.AgentKey]:
     """Return the keys of the user's agent, over a connection of its own."""
-    if not os.environ.get("SSH_AUTH_SOCK") or not agent_answers():
-        return []
-    try:
-        return list(paramiko.Agent().get_keys())
-    except (paramiko.SSHException, OSError):
-        return []
+    if os.environ.get("SSH_AUTH_SOCK") and agent_answers():
+        with contextlib.suppress(paramiko.SSHException, OSError):
+            return list(paramiko.Agent().get_keys())
+    return []
 
 
 @functools.cache

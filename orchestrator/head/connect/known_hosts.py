@@ -67,8 +67,7 @@ class KnownFile:
                     self.by_name.setdefault(name, []).append(known)
 
     def about(self, name: str) -> list[KnownLine]:
-        others = [line for line in self.others if line.is_about(name)]
-        return [*self.by_name.get(name, ()), *others]
+        return self.by_name.get(name, []) + [line for line in self.others if line.is_about(name)]
 
 
 def _is_hash_of(names: str, host: bytes) -> bool:

@@ -106,15 +106,14 @@ def ask_node(ssh: Transport, node: Login, request: Request[A], timeout: float) -
 
 def reach_node(ssh: Transport, node: Node, request: Probe) -> Reached:
     """Connect to a node, start the server there and return it with its facts."""
-    begun = time.time()
+    times = {"begin": time.time()}
     log.debug("%s: connecting", node.host)
     connection = ssh.connect(node)
-    connected = time.time()
+    times["connect"] = time.time()
     channel = open_channel(connection, node, ssh.timeout)
-    asked = time.time()
+    times["server"] = time.time()
     with closed_on_error(channel):
         probed = channel.ask(request.replace(workdir=node.workdir or request.workdir), ssh.timeout)
-    answered = time.time()
+    times["probe"] = time.time()
     facts = Facts(**vars(probed), clock_offset=channel.clock.offset)
-    times = {"begin": begun, "connect": connected, "server": asked, "probe": answered}
     return Reached(node, facts, channel, times)

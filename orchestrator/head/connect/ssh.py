@@ -47,15 +47,14 @@ class SshTransport:
 
     def way_to(self, destination: Destination, hops: int = 0) -> Way:
         """Return the Way to a machine; it is by ssh if a jump host before it needs ssh."""
-        settings = destination.settings
         here = Here(
             has_ssh=shutil.which("ssh") is not None,
             master=destination.is_open,
             certificate=certificate_of(destination),
         )
-        defaults = self.config.defaults() if settings else {}
+        defaults = self.config.defaults() if destination.settings else {}
         lines = known_hosts.lines_about(destination)
-        chosen = way.choose_way(settings, defaults, lines, here)
+        chosen = way.choose_way(destination.settings, defaults, lines, here)
         if chosen.by_ssh or not destination.jump:
             return chosen
         if hops == MOST_HOPS:
@@ -90,9 +89,8 @@ class SshTransport:
         chosen: Way,
         error: NodeError | None = None,
     ) -> Connection:
-        file = self.config.file
         return openssh.ssh_connection(
-            destination, file, timeout, chosen, strict=self.strict, error=error
+            destination, self.config.file, timeout, chosen, strict=self.strict, error=error
         )
 
     def _by_fabric(
@@ -153,19 +151,17 @@ class SshTransport:
             raise loop_error(destination.jump)
         with self._changing:
             future = self._gateways.get(hop)
-            ended = future is not None and future.done()
             ours = future is None or (
-                ended and (future.exception() is not None or not future.result().alive)
+                future.done() and (future.exception() is not None or not future.result().alive)
             )
             if future is None or ours:
                 future = self._gateways[hop] = Future()
         try:
             if ours:
                 try:
-                    seconds = seconds_left(deadline)
                     chosen = Way("fabric", "a jump host")
                     way_on = (destination, *behind)
-                    future.set_result(self._by_fabric(hop, seconds, chosen, way_on))
+                    future.set_result(self._by_fabric(hop, seconds_left(deadline), chosen, way_on))
                 # result() raises it in each thread.
                 except BaseException as error:  # noqa: BLE001
                     future.set_exception(error)

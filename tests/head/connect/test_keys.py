@@ -13,7 +13,6 @@ import pytest
 from orchestrator.common.errors import NoKey
 from orchestrator.head.connect import fabric_login
 from orchestrator.head.connect.fabric_login import (
-    FabricConnection,
     SshKeys,
     denied_error,
     label_of,
@@ -242,14 +241,4 @@ def test_key_with_certificate_goes_through_ssh(trusting: FaultyLoopback, tmp_pat
     assert certificate_of(there) == ""
     keygen("-s", authority, "-I", "x", "-n", getpass.getuser(), "-V", "+1h", f"{key}.pub")
     assert certificate_of(there) == str(tmp_path / "id-cert.pub")
-    assert isinstance(log_in(trusting, key), SshProcess)
-
-
-def test_empty_certificate_goes_through_ssh(trusting: FaultyLoopback, tmp_path: Path) -> None:
-    """A command that should have signed the key has failed."""
-    key = tmp_path / "id"
-    key.write_bytes(trusting.key.read_bytes())
-    key.chmod(0o600)
-    assert isinstance(log_in(trusting, key), FabricConnection)
-    (tmp_path / "id-cert.pub").touch()
     assert isinstance(log_in(trusting, key), SshProcess)

@@ -46,12 +46,10 @@ def reach(directory: Path, text: str, node: str) -> Destination:
 def test_empty_config_gives_defaults(tmp_path: Path) -> None:
     there = reach(tmp_path, "", "gpu01")
     assert (there.host, there.alias, there.user, there.port) == ("gpu01", "", ME, 22)
-    assert HOME / ".ssh/id_ed25519" in there.keys
-    assert HOME / ".ssh/id_rsa" in there.keys
+    assert {HOME / ".ssh/id_ed25519", HOME / ".ssh/id_rsa"} <= set(there.keys)
     assert there.user_known_hosts[0] == SSH_HOME / ".ssh/known_hosts"
     assert Path("/etc/ssh/ssh_known_hosts") in there.global_known_hosts
-    assert (there.jump, there.control_path) == ("", "")
-    assert not there.only_these_keys
+    assert (there.jump, there.control_path, there.only_these_keys) == ("", "", False)
 
 
 def test_node_list_overrides_config(tmp_path: Path) -> None:

@@ -1,36 +1,35 @@
 """A stranger at a node's SSH port causes an error in words and no output on the terminal."""
 
 import contextlib
-import os
 import socket
 import tempfile
 import threading
 import time
 from pathlib import Path
 
-import paramiko
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from orchestrator.common.errors import NodeError
 from orchestrator.head.connect.ssh import SshTransport
-from orchestrator.head.connect.ssh_config import Destination, SshConfig
+from orchestrator.head.connect.ssh_config import SshConfig
 from orchestrator.head.connect.transport import Dropped
 from orchestrator.head.connect.way import Way
 from orchestrator.head.screen import output
+from tests.head.connect.test_dial import known
 from tests.head.screen.test_output import EVIL
 
 VERSION = b"SSH-2.0-OpenSSH_9.2\r\n"
 FABRIC = Way("fabric", "")
 
 
-HOST_KEY = paramiko.ECDSAKey.generate()
-
-
 def connect(says: bytes) -> str:
     """Return how one login ends at a server that says this and hangs up."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        tempfile.TemporaryDirectory() as directory,
+    ):
 
         def serve() -> None:
             with contextlib.suppress(OSError), server.accept()[0] as client:
@@ -41,12 +40,7 @@ def connect(says: bytes) -> str:
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        known = Path(tempfile.gettempdir()) / f"known_hosts_{os.getpid()}"
-        there = Destination(
-            "127.0.0.1", "bob", server.getsockname()[1], (), user_known_hosts=(known,)
-        )
-        line = f"{there.listed_name} {HOST_KEY.get_name()} {HOST_KEY.get_base64()}\n"
-        known.write_text(line)
+        there = known(Path(directory), *server.getsockname())
         with pytest.raises((NodeError, Dropped)) as ended:
             SshTransport(SshConfig())._log_in(there, time.monotonic() + 60, FABRIC, ())
         thread.join()
