@@ -21,7 +21,14 @@ import torch
 import torch.distributed as dist
 
 from orchestrator.common.errors import CheckFailed, JobFailed
-from orchestrator.common.files import AS_USUAL, open_replacement, sync_directory
+from orchestrator.common.files import (
+    AS_USUAL,
+    MOUNTS,
+    mount_of,
+    open_directory,
+    open_replacement,
+    sync_directory,
+)
 from orchestrator.engine.ranks.ranks import Ranks, gather_values, run_together
 from orchestrator.engine.saving.reader import METADATA, first_cause
 from orchestrator.engine.saving.writer import ALIKE
@@ -31,6 +38,9 @@ from orchestrator.records.checkpoint_parts import Delivery
 
 # A file of another node appears on a shared disk within this time (NFS caches).
 SEEN_WITHIN_SECONDS = 3.0
+# Other machines cannot write to these, although they have no device of their own. The writable part
+# of an overlay belongs to one mount, also where it lies on a disk that others see.
+OF_ONE_MACHINE = {b"tmpfs", b"ramfs", b"overlay", b"btrfs", b"zfs", b"bcachefs"}
 
 
 @dataclass(frozen=True)
@@ -106,15 +116,28 @@ def writing_group(
 
 def holds_all(mesh: Mesh, ranks: Ranks) -> bool:
     """Return True if each node has all parameters by itself."""
-    counts = [len(members) for members in ranks_of_nodes(ranks.nodes).values()]
     return mesh.mesh is None or (
-        mesh.copies > 1 and all(count % mesh.mesh.size(-1) == 0 for count in counts)
+        mesh.copies > 1
+        and all(
+            len(members) % mesh.mesh.size(-1) == 0
+            for members in ranks_of_nodes(ranks.nodes).values()
+        )
     )
 
 
 def is_local(directory: Path) -> bool:
-    """Return True for a directory on a disk of this machine: only network disks have no device."""
-    return os.major(directory.stat().st_dev) > 0
+    """Return True for a directory on a disk of this machine, or in its memory.
+
+    Network disks have no device, but neither have the file systems of OF_ONE_MACHINE.
+    """
+    if os.major(directory.stat().st_dev) > 0:
+        return True
+    with open_directory(os.path.realpath(directory)) as opened, Path(MOUNTS).open("rb") as mounts:
+        number = mount_of(opened).split()[1:]
+        return any(
+            line.split()[:1] == number and line.partition(b" - ")[2].split()[0] in OF_ONE_MACHINE
+            for line in mounts
+        )
 
 
 def wait_for_mark(mark: Path, purpose: str) -> bool:
@@ -268,9 +291,9 @@ def keep_copies(
 
     deliveries = deliveries_of(files, ranks.nodes, copies)
     problems = carry_files(deliveries, ranks.rank, group, path, path)
-    host = ranks.nodes[ranks.rank][1]
     trouble = next(
-        (f"{delivery.name} on {host}: {text}" for delivery, text in problems.items()), ""
+        (f"{each.name} on {ranks.nodes[ranks.rank][1]}: {text}" for each, text in problems.items()),
+        "",
     )
     return next(filter(None, gather_values(trouble, group)), "")
 

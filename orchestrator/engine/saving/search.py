@@ -177,8 +177,11 @@ def search_of_path(path: str, local: Path | None = None) -> Find:
         try:
             return checkpoint_store.resolve_checkpoints(path)
         except UsageError:
-            places = left_here(path, local)
-            left = [each for place in places for each in checkpoint_store.list_checkpoints(place)]
+            left = [
+                each
+                for place in left_here(path, local)
+                for each in checkpoint_store.list_checkpoints(place)
+            ]
             if not left:
                 raise
             return left

@@ -50,11 +50,10 @@ def encode_state(value: Any, tensors: dict[str, Tensor], path: str) -> Any:
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [encode_state(v, tensors, f"{path}[{i}]") for i, v in enumerate(value)]}
     if isinstance(value, dict) and not any(isinstance(key, Tensor) for key in value):
-        items = value.items()
         return {
             "dict": [
                 [encode_state(key, tensors, path), encode_state(v, tensors, f"{path}[{key!r}]")]
-                for key, v in items
+                for key, v in value.items()
             ]
         }
     if isinstance(value, (int, float, str)):

@@ -276,5 +276,7 @@ def open_weights(path: Path) -> Any:
 
 
 def unreadable_error(path: Path, error: Exception) -> UsageError:
-    reason = getattr(error, "strerror", None) or error
-    return UsageError(f"weights: {path} cannot be read: {reason}", "fetch or copy it again")
+    return UsageError(
+        f"weights: {path} cannot be read: {getattr(error, 'strerror', None) or error}",
+        "fetch or copy it again",
+    )

@@ -16,10 +16,12 @@ def checkpoints(experiments: Path, name: str) -> Path:
 
 
 def found(experiments: Path, name: str) -> list[int]:
-    find = search_for_newest(
-        checkpoints(experiments, name), searches=True, accept=of_a_trainer, say=print
-    )
-    return [one.step for one in find()]
+    return [
+        one.step
+        for one in search_for_newest(
+            checkpoints(experiments, name), searches=True, accept=of_a_trainer, say=print
+        )()
+    ]
 
 
 def test_newest_run_of_same_name_is_found(tmp_path: Path) -> None:

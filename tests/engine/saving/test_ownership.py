@@ -26,5 +26,6 @@ def test_later_saved_state_comes_first(tmp_path: Path) -> None:
         *(lambda: checkpoint_store.list_checkpoints(disk), memory, own, everyone, print),
         disk_alone=True,
     )
-    steps = [(each.step, each.in_memory) for each in found.candidates]
-    assert steps == [(20, False), (160, False), (150, True), (140, False), (200, False)]
+    assert [(each.step, each.in_memory) for each in found.candidates] == [
+        *((20, False), (160, False), (150, True), (140, False), (200, False)),
+    ]
