@@ -162,13 +162,14 @@ class ProcessSet:
     readable when all of that is done.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, processes: Iterable[Process] = ()) -> None:
         # Each process with its pidfd.
         self.seen: dict[tuple[int, int], tuple[Process, int | None]] = {}
+        self.add(processes)
 
     def find(self) -> Iterable[Process]:
-        """Return the processes that belong to the set now."""
-        raise NotImplementedError
+        """Return the processes that belong to the set now, beside those that were added."""
+        return ()
 
     def living(self) -> list[Process]:
         """Look again; return the processes that are not gone yet.
@@ -252,9 +253,8 @@ def is_gone(process: Process, pidfd: int | None) -> bool:
 
 def wait_for_end(wanted: Iterable[Process], seconds: float) -> None:
     """Wait until these processes have ended, at most so long."""
-    deadline = time.monotonic() + seconds
-    while any(map(is_alive, wanted)) and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
+    with contextlib.closing(ProcessSet(wanted)) as held:
+        held.wait(seconds)
 
 
 def owner_of(pid: int) -> int:

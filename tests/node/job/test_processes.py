@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -116,11 +117,10 @@ def test_untagged_daemon_belongs_to_supervisor(job: str) -> None:
 def test_zombie_is_not_living(job: str, start: Start) -> None:
     """A zombie keeps its PID until its parent asks; it holds nothing and cannot be killed."""
     pid = start(job, 0)
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not alive(pid))
+    threading.Timer(0.2, os.kill, (pid, signal.SIGKILL)).start()
+    processes.wait_for_end([process(pid)], 30.0)
     assert process(pid).state == "Z"
-    assert pids(job) == set()
-    assert not processes.is_alive(process(pid))
+    assert pids(job) == set() and not processes.is_alive(process(pid))
 
 
 FIRST_THREAD_ENDS = """
