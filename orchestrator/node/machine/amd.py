@@ -57,13 +57,8 @@ def ecc_errors(pci: str, root: str = "") -> int | None:
 def count_gpus(root: str = "") -> int:
     """Return the number of GPUs: KFD lists CPUs as nodes as well, but only GPUs have SIMD units."""
     nodes = f"{root}/sys/class/kfd/kfd/topology/nodes"
-    count = 0
-    for node in sysfs.list_names(nodes):
-        match = re.search(
-            r"^simd_count (\d+)", sysfs.read_text(f"{nodes}/{node}/properties"), re.MULTILINE
-        )
-        count += bool(match and int(match.group(1)))
-    return count
+    texts = (sysfs.read_text(f"{nodes}/{node}/properties") for node in sysfs.list_names(nodes))
+    return sum(bool(re.search(r"^simd_count [1-9]", text, re.MULTILINE)) for text in texts)
 
 
 def card_directories(root: str = "") -> list[str]:

@@ -13,14 +13,15 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from orchestrator.common import files
 from orchestrator.common.permissions import user_name
 from orchestrator.node.job import processes
-from orchestrator.node.job.processes import TICKS
+from orchestrator.node.job.processes import TICKS, Process
 from orchestrator.node.machine import amd, nvidia, sysfs, tool
+from orchestrator.node.machine.disks import disk_space
 from orchestrator.node.machine.probe import gather_parts
 from orchestrator.protocol.facts import Checkup, Gpu, Holder, Load, Torch, User
 from orchestrator.protocol.message import decode_value
@@ -90,8 +91,9 @@ def gpu_part(root: str) -> dict[str, Any]:
         if rows or not said.problem:
             computing, unknown = nvidia.computing_processes(nvidia.QUERY_SECONDS)
         # The driver's files contain everything except the processes.
-        files = enumerate(nvidia.read_cards(root))
-        of_nvidia = nvidia.gpus_of_rows(rows) or [Gpu(index=at, **vars(card)) for at, card in files]
+        of_nvidia = nvidia.gpus_of_rows(rows) or [
+            Gpu(index=at, **vars(card)) for at, card in enumerate(nvidia.read_cards(root))
+        ]
         known, holders = [*of_nvidia, *known], [*computing, *holders]
         told = not unknown
         problem = "; ".join(filter(None, [said.problem or unknown, *nvidia.lost_gpus(said.out)]))
@@ -159,9 +161,10 @@ def load_of_users(seconds: float = LOOK_SECONDS) -> dict[str, Any]:
     users: dict[tuple[str, str], User] = {}
     # The cores that the busiest process of a user and job has.
     busiest: dict[tuple[str, str], float] = {}
+    # A process that inherits an ending one gets the time of its whole life: never more than `most`.
+    ticks, most = ticks_between(before, after), os.cpu_count() or 1
     for pid, now in after.items():
-        was = before.get(pid)
-        used = (now.ticks - (was.ticks if was and was.key == now.key else 0)) / TICKS / took
+        used = min(max(0, ticks[pid]) / TICKS / took, most)
         # The jobs of this login are listed even while they are idle.
         ours = processes.owner_of(pid) == os.getuid()
         whose = owner_of_process(pid) if ours or used >= LEAST / 4 else None
@@ -184,8 +187,26 @@ def load_of_users(seconds: float = LOOK_SECONDS) -> dict[str, Any]:
     named = [user for user in listed if user.cores >= LEAST or user.job][:MOST_USERS]
     cores, cpus = sum(user.cores for user in listed), len(os.sched_getaffinity(0))
     unseen = max(0.0, (busy_after - busy_before) / TICKS / took - cores)
-    more = {**machine_memory(), **disk_space(), **network_traffic()}
+    # The directory is missing before the first job.
+    disk = dict(zip(("disk_free", "disk"), disk_space(files.our_directory())))
+    more = {**machine_memory(), **disk, **network_traffic()}
     return {"load": Load(cores + unseen, tuple(named), cpus, unseen=unseen, **more)}
+
+
+def ticks_between(before: Mapping[int, Process], after: Mapping[int, Process]) -> dict[int, int]:
+    """Return the processor time of each living process, with that of children which it waited for.
+
+    Many programs end between two looks, as those of a shell script do. A child may have used time
+    before the first look: this is subtracted from its nearest ancestor that lives.
+    """
+    used = {pid: now.ticks + now.waited for pid, now in after.items()}
+    for was in before.values():
+        heir: Process | None = was
+        while heir is not None and (heir.pid not in after or after[heir.pid].key != heir.key):
+            heir = before.get(heir.parent)
+        if heir is not None:
+            used[heir.pid] -= was.ticks + was.waited
+    return used
 
 
 def busy_ticks() -> int:
@@ -203,17 +224,6 @@ def machine_memory() -> dict[str, int]:
         "available": fields.get("MemAvailable", 0),
         "swapped": fields.get("SwapTotal", 0) - fields.get("SwapFree", 0),
     }
-
-
-def disk_space() -> dict[str, int]:
-    """Return the total and free size of the file system of the jobs' directories."""
-    try:
-        status = os.statvfs(files.our_directory())
-    # The directory is missing before the first job.
-    except OSError:
-        return {}
-    unit = status.f_frsize
-    return {"disk": status.f_blocks * unit, "disk_free": status.f_bavail * unit}
 
 
 def network_traffic() -> dict[str, Any]:

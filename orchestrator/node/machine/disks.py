@@ -36,3 +36,12 @@ def mount_point(path: str) -> str:
     while not os.path.ismount(path):
         path = os.path.dirname(path)
     return path
+
+
+def disk_space(path: str) -> list[int]:
+    """Return (free, total) bytes of a file system; empty if they are unknown."""
+    try:
+        status = os.statvfs(path)
+    except OSError:
+        return []
+    return [blocks * status.f_frsize for blocks in (status.f_bavail, status.f_blocks)]

@@ -330,8 +330,7 @@ def nccl_version(directory: str, cuda: str, root: str = "") -> str:
 
 
 def rccl_version(root: str = "") -> str:
-    path = "/opt/rocm/include/rccl/rccl.h"
-    text = sysfs.read_text(root + path)
+    text = sysfs.read_text(f"{root}/opt/rocm/include/rccl/rccl.h")
     parts = [
         re.search(rf"^#define NCCL_{part} (\d+)", text, re.MULTILINE)
         for part in ("MAJOR", "MINOR", "PATCH")

@@ -20,7 +20,7 @@ from orchestrator.common import files
 from orchestrator.common.text import format_bytes
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.machine import amd, compile_caches, nvidia, sysfs
-from orchestrator.node.machine.disks import SHM, mount_point
+from orchestrator.node.machine.disks import SHM, disk_space, mount_point
 from orchestrator.protocol.spec import Spec
 
 # The interval between two samples.
@@ -80,15 +80,6 @@ class Sampler:
 
     def write(self, data: dict[str, Any]) -> None:
         self.lines.write({"time": round(time.time(), 3), "node": self.node, **data})
-
-
-def disk_space(path: str) -> list[int]:
-    """Return (free, total) bytes of a file system; empty if they are unknown."""
-    try:
-        status = os.statvfs(path)
-    except OSError:
-        return []
-    return [blocks * status.f_frsize for blocks in (status.f_bavail, status.f_blocks)]
 
 
 class Lines:

@@ -168,10 +168,11 @@ WAIT = "import signal; print(flush=True); signal.pause()"
 
 
 @contextmanager
-def program(text: str, **variables: str) -> Iterator[int]:
-    environment = {**os.environ, **variables}
-    command = [sys.executable, "-c", text]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+def program(text: str, job: str = "") -> Iterator[int]:
+    environment = {**os.environ, "ORCHESTRATOR_JOB": job}
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, env=environment
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         try:
@@ -182,9 +183,7 @@ def program(text: str, **variables: str) -> Iterator[int]:
 
 def test_load_names_busy_and_idle_jobs() -> None:
     begun = time.time()
-    spins = {"ORCHESTRATOR_JOB": "spins-1"}
-    waits = {"ORCHESTRATOR_JOB": "waits-1"}
-    with program(SPIN, **spins) as busy, program(WAIT, **waits) as idle:
+    with program(SPIN, "spins-1") as busy, program(WAIT, "waits-1") as idle:
         found = checkup.load_of_users(1.0)["load"]
     by_job = {user.job: user for user in found.users}
     assert by_job["spins-1"].pid == busy and by_job["waits-1"].pid == idle
@@ -202,6 +201,22 @@ def test_load_counts_unseen_processes(
         monkeypatch.setattr(checkup.processes, "all_processes", dict)
         found = checkup.load_of_users(0.5)["load"]
     assert not found.users and found.unseen > 0.05 and found.cores == found.unseen
+
+
+def test_time_of_ended_children_counts_with_their_ancestor() -> None:
+    # The last two numbers are the time of a process, and that of the children it waited for.
+    before = {
+        1: processes.Process(1, 1, 0, "S", "sh", 5, 10),
+        2: processes.Process(2, 1, 1, "S", "make", 100, 50),
+        3: processes.Process(3, 1, 2, "S", "cc", 7),
+        4: processes.Process(4, 1, 1, "S", "cc", 40),
+    }
+    # 3 has used 2 more, 2 and 1 have used 1, and one that no look has seen 20. 4 is another now.
+    after = {
+        1: processes.Process(1, 1, 0, "S", "sh", 6, 10 + (101 + 50 + 9) + 40 + 20),
+        4: processes.Process(4, 9, 1, "S", "ls", 3),
+    }
+    assert checkup.ticks_between(before, after) == {1: 2 + 1 + 1 + 20, 4: 3}
 
 
 def test_owner_of_ended_process_is_none() -> None:

@@ -23,8 +23,7 @@ def test_disk_reports_read_only_directory(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_limits_of_login_are_read() -> None:
-    found = probe.login_limits()
-    soft, hard = found.nofile
+    soft, hard = probe.login_limits().nofile
     assert soft > 0 and (hard >= soft or hard == -1)
 
 
