@@ -37,7 +37,7 @@ CORE = [
     *("node/transfer", "node/warm", "node/environments"),
     *("node/start", "node/follow", "node"),
     *("head", "head/nodes", "head/screen", "head/background", "head/connect"),
-    *("head/transfer", "head/plan", "head/doctor", "head/follow", "head/exec"),
+    *("head/events", "head/transfer", "head/plan", "head/doctor", "head/follow", "head/exec"),
     *("head/schedulers", "head/start", "head/environments", "head/status", "head/prune"),
     *(
         "head/commands",
@@ -95,9 +95,9 @@ OTHERS = {
 }
 # A folder with more files and folders is hard to survey.
 MOST_CHILDREN = 12
-CROWDED = {"head": 16, "common": 13}
+CROWDED = {"head": 17, "common": 13}
 # These are the imports between the rooms of the head.
-MOST_ARROWS = 60
+MOST_ARROWS = 66
 LONGEST_FUNCTION = 50
 
 
@@ -179,7 +179,6 @@ def test_imports_run_one_way() -> None:
 
 
 def test_top_directory_has_known_entries_alone() -> None:
-    """Such as what a program of the tests saved where it ran."""
     listed = subprocess.run(
         ["git", "ls-files", "-z"], cwd=ROOT, stdout=subprocess.PIPE, check=False
     )
@@ -206,7 +205,6 @@ def imported_files(path: Path) -> set[Path]:
 
 
 def test_imports_have_no_circle() -> None:
-    """Each file can be read after those that it imports."""
     needs = {path: imported_files(path) - {path} for path in FILES}
     # It imports a name only on its first use.
     needs[HOUSE / "__init__.py"] = set()
@@ -234,7 +232,7 @@ CLEAR_ALONE = {
     # Programs, and what they start.
     *("main", "launch"),
     # To the terminal, as print(), and of a few words there.
-    *("say", "complain", "plural"),
+    *("say", "tell", "complain", "plural"),
     # As they are called in pickle, torch, Linux and statistics.
     *("dump", "dumps", "autocast", "barrier", "prctl", "median"),
     # Decorates the function that answers a kind of request.
@@ -602,21 +600,22 @@ BUDGETS = {
     "engine/saving": 1566,
     "engine/sharding": 433,
     "head/connect": 1300,
-    "head/follow": 2400,
-    "head/background": 142,
-    "head/commands": 1914,
+    "head/events": 346,
+    "head/follow": 2279,
+    "head/background": 141,
+    "head/commands": 1920,
     "head/doctor": 544,
-    "head/environments": 350,
+    "head/environments": 351,
     "head/exec": 252,
     "head/init": 289,
     "head/nodes": 689,
     "head/prune": 293,
-    "head/schedulers": 434,
-    "head/screen": 1044,
+    "head/schedulers": 435,
+    "head/screen": 1084,
     "head/status": 438,
     "head/plan": 1088,
-    "head/start": 1819,
-    "head/transfer": 1250,
+    "head/start": 1821,
+    "head/transfer": 1251,
     "node/job": 2595,
     "node/peers": 415,
     "node/start": 604,
@@ -635,7 +634,7 @@ BUDGETS = {
     "views/report": 602,
     "views/top": 828,
     "views/track": 360,
-    "views/verify": 229,
+    "views/verify": 230,
 }
 
 
@@ -657,7 +656,6 @@ def defined_limits(path: Path) -> set[str]:
 
 
 def test_time_outs_are_defined_once() -> None:
-    """They stand in protocol/timing.py, each once."""
     table = HOUSE / "protocol/timing.py"
     known = defined_limits(table)
     again = {

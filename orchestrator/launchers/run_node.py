@@ -30,7 +30,7 @@ from orchestrator.head.plan.accelerate import Accelerate
 from orchestrator.head.plan.model import Layout, Plan
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.schedulers import queue
-from orchestrator.head.screen.output import say
+from orchestrator.head.screen.events import say
 from orchestrator.head.start.claims import without_claims
 from orchestrator.head.start.launch import discarded_on_error, start_job
 from orchestrator.head.start.nodes import Nodes, settle_node

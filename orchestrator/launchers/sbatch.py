@@ -21,7 +21,8 @@ from orchestrator.head.schedulers.backend import (
     OUTPUT,
     watch_batch,
 )
-from orchestrator.head.screen.output import say, write_out
+from orchestrator.head.screen.events import say
+from orchestrator.head.screen.output import write_out
 from orchestrator.head.start.request import resolve_request
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
@@ -137,8 +138,7 @@ def print_batch_file(
 ) -> int:
     # The job reads the secrets itself.
     request = checked(replace(launch, secret=()))
-    command = command_line(asked, arguments, request)
-    write_out(text(asked, request.config.launch, command))
+    write_out(text(asked, request.config.launch, command_line(asked, arguments, request)))
     return EXIT_DONE
 
 

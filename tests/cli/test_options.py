@@ -201,7 +201,6 @@ def test_help_fits_terminal_and_ends_with_examples(
 
 
 def test_every_example_parses() -> None:
-    """Its options and arguments are those of the command."""
     commands = dict(walk(cli, ""))
     assert {name.strip() for name in commands} == {*EXAMPLES}
     for typed, _ in (pair for pairs in EXAMPLES.values() for pair in pairs):

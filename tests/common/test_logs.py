@@ -11,6 +11,7 @@ import pytest
 
 from orchestrator.common import hiding, logs
 from orchestrator.head.screen import output
+from orchestrator.head.screen.events import event_listener, say
 from orchestrator.records.experiment import Attempt, Experiment
 from orchestrator.records.outcome import JobVerdict
 from tests.records.test_experiment import NODE, record
@@ -59,10 +60,10 @@ def test_user_message_is_logged_in_file_alone(
 ) -> None:
     logs.show_log_on_terminal(logging.DEBUG, output.complain)
     logs.write_log_to(tmp_path / "head.log")
-    output.say("sends the code")
+    say("sends the code")
     shown = capsys.readouterr()
     assert (shown.out + shown.err).count("sends the code") == 1
-    assert "screen.output: says: sends the code\n" in (tmp_path / "head.log").read_text()
+    assert "screen.events: Note: sends the code\n" in (tmp_path / "head.log").read_text()
 
 
 def test_log_contains_lines_from_before_its_directory(tmp_path: Path) -> None:
@@ -96,9 +97,9 @@ def test_secrets_are_hidden_wherever_head_writes(
     LOG.info("the hook said %s", f"key {SECRET}")
     LOG.info("at https://anna:pass@host/x with hf_%s", "a" * 30)
     logs.append_line(tmp_path / "head.log", LOG.name, "a note of %s", SECRET)
-    with output.messages_to(shown.append):
-        output.say(f"heard {SECRET}")
-    output.say(f"said {SECRET}")
+    with event_listener(draw=lambda told: shown.append(told.styled_words())):
+        say(f"heard {SECRET}")
+    say(f"said {SECRET}")
     output.complain(f"n1: cannot read {SECRET}")
     output.print_result([], lambda _: f"result {SECRET}")
     # A name stays, as later heads reach the node by it.

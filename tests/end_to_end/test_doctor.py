@@ -242,7 +242,6 @@ def test_unreachable_master_is_found(ward: Head, cluster: NetnsCluster) -> None:
 
 
 def test_unreachable_hosts_are_reported(ward: Head, cluster: NetnsCluster) -> None:
-    """One is down, one shows another key; the third is examined all the same."""
     _, two, three = cluster.addresses
     cluster.kill_sshd(1)
     cluster.change_host_key(2)

@@ -129,7 +129,6 @@ def test_repeated_ctrl_c_leaves_whole_record(head: Head) -> None:
 
 
 def test_failing_torchrun_is_named(head: Head) -> None:
-    """No rank ever runs: a module that torchrun needs is broken on one node."""
     (head.directory / "broken").mkdir()
     (head.directory / "broken" / "torch.py").write_text("raise ImportError('broken torch')\n")
     hook = head.directory / "hook.sh"

@@ -227,7 +227,6 @@ if os.environ["ORCHESTRATOR_ATTEMPT"] == "1":
 
 
 def test_program_with_own_launcher_runs_and_restarts(head: Head) -> None:
-    """With what srun would set besides; also in the attempt after a failure."""
     words = ["--no-torchrun", "--set", "launch.rank_env=slurm", "--max-restarts", "1"]
     command = head.run(*words, head.script("own.py", OWN_RANKS))
     for attempt in (1, 2):

@@ -189,7 +189,6 @@ def test_metrics_grow_while_job_runs(apart: Head) -> None:
 
 
 def test_printed_steps_are_in_report(head: Head) -> None:
-    """A line that is printed at the very end is also read."""
     script = head.script(
         "prints.py", "for step in range(1, 6): print(f'step {step}/5 loss {1 / step:.3f}')"
     )

@@ -92,7 +92,6 @@ def test_job_runs_from_start_to_end(
 
 
 def test_failing_job_has_verdict(cluster: Cluster, head: Head) -> None:
-    """The background head determines it, and a later attach reports it."""
     head.script("fail.py", FAILS)
     job = cluster.launch("fail.py")
     assert job.wait() == 1

@@ -66,7 +66,6 @@ def line(head: Head) -> Iterator[Line]:
 
 
 def test_queue_grants_hosts_in_order(line: Line) -> None:
-    """A head that is killed leaves the queue, and its job keeps the hosts."""
     first = line.launch("first", "--claim", "all")
     first.wait_for("running")
     refused = line.launch("refused", "--claim", "all").ends(3)

@@ -236,7 +236,6 @@ def test_kernel_oom_kill_is_named(head: Head) -> None:
 
 
 def test_full_home_is_named(netns_cluster: Callable[..., NetnsCluster], tmp_path: Path) -> None:
-    """Failures to write there are reported, and no new job can be started."""
     home = Path.home()
     cluster = netns_cluster(1, tmpfs=[home], tmpfs_size="16m")
     head = Head(cluster, tmp_path)

@@ -41,7 +41,6 @@ def config(directory: Path, **keys: object) -> str:
 
 @pytest.mark.cluster
 def test_config_file_starts_all_nodes(head: Head) -> None:
-    """By the example of docs/coming-from/accelerate.md."""
     file = config(head.directory, num_processes=2)
     program = head.script("program.py", PROGRAM)
     run = head.run("--accelerate-config", file, program, "two words")

@@ -140,7 +140,6 @@ def test_submitted_job_requeues_at_time_limit_and_resumes(login: Login) -> None:
 
 @pytest.mark.cluster
 def test_srun_alone_makes_ranks(login: Login) -> None:
-    """Without torchrun: the tasks of a step are the ranks, on both nodes."""
     text = "from orchestrator.distributed import setup_distributed; print(setup_distributed())"
     step = ["srun", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", str(BIN / "python")]
     command = login.command(*step, login.script(text))

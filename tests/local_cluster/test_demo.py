@@ -164,7 +164,6 @@ def test_demo_without_torch_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_default_config_file_matches_defaults() -> None:
-    """The file shows every section, so a reader sees the default of each key."""
     shown = load.load_config(REPOSITORY / "config/multi_node/distributed_two_nodes.yaml")
     assert shown.launch == Launch()
     assert shown.optimizer == OptimizerConfig()

@@ -230,7 +230,6 @@ def test_kill_or_error_leaves_whole_checkpoints(
     failure: BaseException,
     once: bool,
 ) -> None:
-    """An error, as of a full disk, is said in words."""
     for number in itertools.count(1):
         directory = tmp_path / str(number)
         action = operation(directory)

@@ -235,7 +235,6 @@ def test_lock_is_not_inherited_by_children(tmp_path: Path) -> None:
 
 
 def test_every_orders_by_time_in_name(tmp_path: Path) -> None:
-    """By the time in the name: a copy or a touch does not make one newer."""
     made(tmp_path, "z_20250101_000000")
     made(tmp_path, "multi_node_20260301_120001")
     made(tmp_path, "a_20260301_120000")

@@ -86,7 +86,7 @@ class Background:
     def answer(self, say: Callable[[str], None] | None = None) -> dict[str, Any]:
         """Return its next answer; an error is raised here as it was there.
 
-        What it says before goes to `say`, or into the log.
+        The words of its events before go to `say`, or into the log.
         """
         while True:
             line = self.answers.readline()
@@ -95,11 +95,10 @@ class Background:
             if not line:
                 raise OrchestratorError(self.last_words())
             message: dict[str, Any] = json.loads(line)
-            if "say" in message and say is not None:
-                say(message["say"])
-            elif "say" in message:
-                urgent = message["say"].startswith("warning: ")
-                log.log(logging.WARNING if urgent else logging.INFO, "%s", message["say"])
+            if "event" in message and say is not None:
+                say(message["words"])
+            elif "event" in message:
+                log.log(message["level"], "%s: %s", message["event"], message["words"])
             elif "error" in message:
                 raise getattr(errors, message["error"])(message["what"], message["fix"])
             else:

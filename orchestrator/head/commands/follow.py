@@ -16,17 +16,18 @@ from orchestrator.common.errors import EXIT_DONE, EXIT_STOPPED, OrchestratorErro
 from orchestrator.common.text import format_duration, plural
 from orchestrator.config.launch import View, Where
 from orchestrator.head.background.process import Background, Hears, Pipe
+from orchestrator.head.events.notify import job_notifier
 from orchestrator.head.follow import verdict
-from orchestrator.head.follow.notify import notifier_of
+from orchestrator.head.follow.conclusion import end_of_attempt
 from orchestrator.head.follow.run import Run
 from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output, progress, styles
 from orchestrator.head.screen import tracebacks as crash_dump
+from orchestrator.head.screen.events import say, tell
 from orchestrator.head.screen.keyboard import Keyboard
 from orchestrator.head.screen.lines import fit_columns
 from orchestrator.head.screen.log_reader import last_words
-from orchestrator.head.screen.output import say
 from orchestrator.head.screen.screen import Screen
 from orchestrator.head.start.job import FollowSession, JobEnding, make_screen
 from orchestrator.head.status import status
@@ -62,12 +63,12 @@ def follow_launched(
         running.experiment,
         running.transport,
         backend_of,
-        notifier_of(running.experiment, running.record),
         view,
         keys=keys,
     )
     screen = make_screen(running.experiment, running.record, view, folds=True)
-    return report(session, session.follow(running, screen), where)
+    with job_notifier(running.experiment, running.record):
+        return report(session, session.follow(running, screen), where)
 
 
 def follow_again(
@@ -88,13 +89,13 @@ def follow_again(
         job.experiment,
         job.transport,
         backend_of,
-        notifier_of(job.experiment, record),
         view,
         keys=keys,
         left_behind=left_behind,
         looks_on=looks_on,
     )
-    return report(session, session.join(record), where)
+    with job_notifier(job.experiment, record):
+        return report(session, session.join(record), where)
 
 
 def report(session: FollowSession, ending: JobEnding, where: Where | None) -> int:
@@ -113,10 +114,8 @@ def report(session: FollowSession, ending: JobEnding, where: Where | None) -> in
     again = run is not None and run.stopped_in_time
     if again and backend_of(record).start_again(experiment, record):
         return EXIT_STOPPED
-    session.notifier.over(record)
-    code = report_end(experiment, record, ending.screen)
-    session.notifier.close()
-    return code
+    tell(end_of_attempt(experiment, record))
+    return report_end(experiment, record, ending.screen)
 
 
 def leave(running: Run, screen: Screen | None, where: Where | None) -> None:

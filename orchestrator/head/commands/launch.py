@@ -10,8 +10,8 @@ from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.common.text import plural
 from orchestrator.config.launch import LaunchArguments, Where
 from orchestrator.head.screen import output
+from orchestrator.head.screen.events import say
 from orchestrator.head.screen.keyboard import KEYS, in_foreground
-from orchestrator.head.screen.output import say
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.record import Running
 from orchestrator.head.start.request import resolve_request

@@ -24,7 +24,7 @@ def launch(
     Until it has started, a member of a sweep ends with the sweep's process.
     """
     from orchestrator.head.commands import follow
-    from orchestrator.head.screen import output
+    from orchestrator.head.screen.events import HeadEvent, event_listener
     from orchestrator.head.start import launch as starting
     from orchestrator.head.start.request import resolve_request
 
@@ -32,10 +32,14 @@ def launch(
         if arguments.detach:
             answers.send(queued=os.getpid())
 
+    def draw(event: HeadEvent) -> None:
+        kind = type(event).__name__
+        answers.send(event=kind, words=event.styled_words(), level=event.level)
+
     keys = Pipe(needs_asker=of_sweep)
     try:
         request = replace(resolve_request(arguments, command), detached=False)
-        with output.messages_to(lambda text: answers.send(say=text)):
+        with event_listener(draw=draw):
             launched = starting.launch(request, queued)
     finally:
         if arguments.payload is not None:

@@ -16,7 +16,7 @@ from orchestrator.config import load
 from orchestrator.config.launch import LaunchArguments, Origin, Where
 from orchestrator.config.schema import Config
 from orchestrator.head.commands import launch
-from orchestrator.head.follow import notify
+from orchestrator.head.events import notify
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import resolve_request
 from orchestrator.head.transfer import archive

@@ -28,7 +28,8 @@ from orchestrator.head.nodes import activations
 from orchestrator.head.nodes.facts import nodes_by_value
 from orchestrator.head.nodes.node_list import Node
 from orchestrator.head.screen import output
-from orchestrator.head.screen.output import complain, say
+from orchestrator.head.screen.events import say
+from orchestrator.head.screen.output import complain
 from orchestrator.head.screen.progress import ProgressBar, counted_work
 from orchestrator.head.start.nodes import Nodes, settle_node, try_nodes
 from orchestrator.head.start.request import resolve_request

@@ -24,7 +24,7 @@ from pathlib import Path
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed, UsageError
 from orchestrator.common.hiding import redacted_text
-from orchestrator.head.screen.output import say
+from orchestrator.head.screen.events import say
 from orchestrator.head.transfer.scan import cache_directory
 
 LOCK = "uv.lock"

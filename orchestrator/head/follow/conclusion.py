@@ -9,17 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.common.errors import EXIT_DONE, EXIT_FAILED, EXIT_NODE, EXIT_STOPPED
+from orchestrator.common.text import format_duration, plural
+from orchestrator.head.events.of_job import AttemptOver
 from orchestrator.head.follow import failure_kinds, restarts, verdict
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Outcome
 from orchestrator.head.follow.monitors import hang
 from orchestrator.head.follow.verdict import Failure
+from orchestrator.head.screen import tracebacks
 from orchestrator.records import goodput, manifest
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.metrics import trainers
 from orchestrator.records.outcome import JobVerdict
 
 log = logging.getLogger(__name__)
+
+STATES = {"done": "is done", "failed": "failed", "lost": "lost a node"}
 
 
 def conclude_attempt(
@@ -55,6 +60,30 @@ def after_attempt(experiment: Experiment, record: JobRecord, *, stopped: bool = 
     record = restarts.record_after(record, restarts.ended_attempt(record, *steps), stopped=stopped)
     log.info("another attempt: %s (%s)", record.goes_on, record.attempts[-1].why)
     return record
+
+
+def end_of_attempt(experiment: Experiment, record: JobRecord) -> AttemptOver:
+    """Return the event for the end of a job, or of an attempt that is followed by another."""
+    name, seconds = Path(record.experiment).name, (record.ended or 0.0) - record.started
+    after = f"after {format_duration(seconds)} on {plural(len(record.nodes), 'node')}"
+    kind, cause = "end", None
+    title = f"{name} {STATES.get(record.state, f'was {record.state}')} {after}"
+    if record.goes_on:
+        last = record.attempts[-1]
+        kind, cause = "restart", last.verdict
+        which = f"attempt {last.number} of at most {1 + record.launch.max_restarts} {last.state}"
+        at = "" if last.step is None else f" at step {last.step}"
+        after = format_duration(last.ended - last.started)
+        title = f"{name} is started again: {which} after {after}{at}"
+    elif record.state in ("failed", "lost"):
+        kind, cause = "failure", record.verdict
+    else:
+        title += f": {record.experiment}"
+    if cause is not None:
+        tree = manifest.working_tree(experiment)
+        cause = tracebacks.own_paths_in_verdict(cause, tree)
+    lines = () if cause is None else verdict.verdict_to_lines(cause)
+    return AttemptOver(kind, record, title, cause, lines)
 
 
 def step_reached(outputs: Path) -> int | None:

@@ -8,13 +8,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from orchestrator.head.events import of_job
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.job_end import JobEnd, Outcome
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.head.screen.output import say, warn_user
+from orchestrator.head.screen.events import tell
 from orchestrator.head.screen.screen import Display
-from orchestrator.head.screen.styles import FAILED, style_text
 from orchestrator.protocol.events import (
     Ended,
     Event,
@@ -159,7 +159,7 @@ class FollowedJob:
     def announce_end(self, why: str) -> None:
         self.display.mute()
         last = self.record.attempt > self.record.launch.max_restarts
-        say(f"{style_text(why, FAILED)}; ending {'the job' if last else 'this attempt'} everywhere")
+        tell(of_job.EndBegins(why, "the job" if last else "this attempt"))
 
     def end_all(self, reason: str, grace: float) -> None:
         log.info("all nodes are to end: %s; grace %g s", reason, grace)
@@ -204,9 +204,6 @@ class FollowedJob:
             return
         self.disk_is_full = True
         if error is not None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            warn_user(f"{self.experiment.path} cannot be written: {error.strerror}")
+            tell(of_job.FileUnwritable(str(self.experiment.path), str(error.strerror)))
         else:
-            warn_user(
-                f"no space left for {self.experiment.path}: the logs wait on the nodes, and come as"
-                " soon as some is free"
-            )
+            tell(of_job.DiskIsFull(str(self.experiment.path)))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import singledispatchmethod
 
 from orchestrator.common.text import format_bytes
+from orchestrator.head.events import of_job
 from orchestrator.head.follow import verdict
 from orchestrator.head.follow.followed_job import FollowedJob, NodeState
 from orchestrator.head.follow.job_end import Outcome
@@ -25,8 +26,7 @@ from orchestrator.head.follow.streams.updates import (
     Wrote,
 )
 from orchestrator.head.follow.verdict import Failure
-from orchestrator.head.screen.output import say, warn_user
-from orchestrator.head.screen.styles import DONE, style_text
+from orchestrator.head.screen.events import tell
 from orchestrator.head.transfer.home import CodeOutputs
 from orchestrator.node.machine import nvidia
 from orchestrator.protocol import events
@@ -66,19 +66,19 @@ class Reports:
     def _(self, updates: Connected, node: NodeState) -> None:
         self.set_clock(node, updates.clock)
         if node.lost_since:
-            say(style_text(f"{node.who} is back after {node.away:.0f} s", DONE))
+            tell(of_job.NodeIsBack(node.who, node.away))
         node.lost_since = 0.0
 
     @take.register(Lost)
     def _(self, updates: Lost, node: NodeState) -> None:
         if not node.lost_since:
             node.lost_since, node.silent = time.monotonic(), updates.silent
-            warn_user(f"{node.who}: {updates.why}; reconnecting")
+            tell(of_job.NodeLost(node.who, updates.why))
         node.lost_why = updates.why
 
     @take.register(Warned)
     def _(self, updates: Warned, node: NodeState) -> None:
-        warn_user(f"node {updates.node}: {updates.what}")
+        tell(of_job.NodeWarns(updates.node, updates.what))
         if updates.receipt is not None:
             of = {"node": node.record.name, "job": self.job.record.job}
             self.not_ended(Receipt(**{**vars(updates.receipt), **of}))
@@ -104,7 +104,7 @@ class Reports:
         elif left := node.ended.left:
             self.not_ended(Receipt(node=node.record.name, job=self.job.record.job, left=left))
             what = f"processes {list(left)} do not end (stuck in the kernel?)"
-            warn_user(f"node {node.record.index}: {what}")
+            tell(of_job.NodeWarns(node.record.index, what))
 
     @take.register(Failed)
     def _(self, updates: Failed, node: NodeState) -> None:
@@ -135,16 +135,12 @@ class Reports:
         for xid in nvidia.find_xids(event.line):
             if node.broken_gpu is None:
                 node.broken_gpu = xid
-                warn_user(f"{node.who}: {xid}; what uses that GPU will fail or hang")
+                tell(of_job.GpuFailed(node.who, str(xid)))
 
     @take_event.register(events.LeaseFormed)
     def _(self, event: events.LeaseFormed, node: NodeState) -> None:
         if not event.active:
-            warn_user(
-                f"{node.who} cannot reach node 0's supervisor ({event.why}): without a head,"
-                " an end on one will not be an end on the other. If that is a firewall, ranks"
-                f" that connect to each other hang as well: {OPEN_ALL}",
-            )
+            tell(of_job.PeerUnreachable(node.who, event.why, OPEN_ALL))
 
     @take_event.register(events.Ending)
     def _(self, event: events.Ending, node: NodeState) -> None:
@@ -159,11 +155,8 @@ class Reports:
         node.ended = event
         # Output that the disk refused earlier is mentioned in the log itself.
         if event.lost:
-            warn_user(
-                f"{node.who}: the last {format_bytes(event.lost)} of output are in no log: there"
-                " was no room for them on the disk of ~/.orchestrator there (`df -h ~`, `quota`)"
-            )
-        self.say_what_was_killed(node, event)
+            tell(of_job.OutputLost(node.who, format_bytes(event.lost)))
+        self.tell_what_was_killed(node, event)
         if event.swept and self.job.end.open:
             self.job.failed(node.failure(event.time, "supervisor", event.why))
         elif event.agent != 0 and not event.why and not event.swept:
@@ -208,7 +201,7 @@ class Reports:
     def ending(self, node: NodeState, event: events.Ending) -> None:
         """Handle an end that a supervisor began without an order of this head."""
         if event.headless:
-            warn_user(f"{node.who} ended its part: {event.why}")
+            tell(of_job.PartEnded(node.who, event.why))
         elif self.has_other_heads:
             self.ended_elsewhere(node, event)
         elif (loss := self.loss_of(event)) is None:
@@ -239,20 +232,18 @@ class Reports:
         if event.failed or event.lost is not None:
             self.job.end.outcome = Outcome.FAILED if event.lost is None else Outcome.LOST
             self.job.display.mute()
-            warn_user(f"{event.why}; this node ends its part")
+            tell(of_job.EndedElsewhere(event.why))
             self.job.failures.append(node.failure(event.time, "elsewhere", event.why))
 
-    def say_what_was_killed(self, node: NodeState, event: events.Ended) -> None:
+    def tell_what_was_killed(self, node: NodeState, event: events.Ended) -> None:
         """Warn of killed ranks, whose unsaved state is lost, and of shared memory that is left."""
         if event.shared_memory:
-            names = ", ".join(event.shared_memory)
-            warn_user(f"{node.who}: shared memory of the job stays there: {names}")
+            tell(of_job.SharedMemoryStays(node.who, ", ".join(event.shared_memory)))
         ranks = {rank.pid: f"rank {number}" for number, rank in event.ranks.items() if rank.pid}
         unsaved = {pid: ranks[pid] for pid in event.killed if pid in ranks}
         if unsaved and self.job.end.outcome is Outcome.STOPPED and node.grace:
-            who = ", ".join(unsaved.values())
             waited = min(node.grace, round(max(0.0, event.time - node.asked_at), 1))
-            warn_user(f"{node.who}: killed {who}: still there {waited:g} s after it was asked")
+            tell(of_job.RanksKilled(node.who, ", ".join(unsaved.values()), waited))
 
     @take_event.register(events.RankFinished)
     def rank_done(self, event: events.RankFinished | events.RankEnded, node: NodeState) -> None:
@@ -273,6 +264,6 @@ class Reports:
             return
         if noted:
             what = f"{abs(offset):.0f} s {'ahead' if offset > 0 else 'behind'}"
-            warn_user(f"the clock of node {node.record.index} is {what}; its times are corrected")
+            tell(of_job.ClockIsOff(node.record.index, what))
         node.record = replace(node.record, clock=noted)
         self.job.changed = True

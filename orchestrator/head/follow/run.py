@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.common import interrupt
 from orchestrator.head.connect.channel import NodeChannel
+from orchestrator.head.events import of_job
 from orchestrator.head.follow import conclusion, verdict
 from orchestrator.head.follow.followed_job import FollowedJob
 from orchestrator.head.follow.job_end import Outcome
@@ -24,8 +25,8 @@ from orchestrator.head.follow.monitors.watchers import DIALS_WITHIN_SECONDS, Sta
 from orchestrator.head.follow.reports import Reports
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.updates import Answer, Grew, NodeUpdate
+from orchestrator.head.screen.events import tell
 from orchestrator.head.screen.keyboard import KEYS, Keyboard
-from orchestrator.head.screen.output import say, warn_user
 from orchestrator.head.screen.screen import Display
 from orchestrator.head.transfer import home
 from orchestrator.protocol.requests.follow import Stuck
@@ -128,7 +129,7 @@ class Run:
         if not self.end.left:
             outputs = self.experiment.path / "outputs"
             for line in home.where_files_are(self.reports.code_outputs, outputs):
-                say(line)
+                tell(of_job.FilesAreHome(line))
             self.conclude()
 
     def turn(self, keys: Keyboard) -> None:
@@ -142,7 +143,7 @@ class Run:
             log.info("leaves the job running, as the user wants")
             self.end.left = self.left_on_purpose = True
         elif "h" in pressed or "?" in pressed:
-            say(KEYS)
+            tell(of_job.KeysShown(KEYS))
         self.check_successor()
         if self.end.order_is_due(time.monotonic()):
             self.job.end_all(self.end.order_why, self.record.launch.grace)
@@ -183,22 +184,22 @@ class Run:
         self.terminated = self.terminated or number == signal.SIGTERM
         if number == signal.SIGTERM and self.ranks_were_terminated():
             self.end.outcome = Outcome.STOPPED
-            say("the same signal has reached this head: the job is stopped")
+            tell(of_job.SignalShared())
             self.job.end_all(verdict.STOPPED_BY_USER, self.record.launch.grace)
             return
         self.out_of_time = number == signal.SIGUSR1 and self.end.open
         if self.out_of_time:
-            warn_user("the time limit of Slurm's job is near")
+            tell(of_job.TimeIsShort())
         if self.interrupts == 1 and self.end.open:
             self.end.outcome = Outcome.STOPPED
             grace = self.record.launch.grace
-            warn_user(f"asking all ranks to save and stop ({grace:g} s); Ctrl-C again to kill")
+            tell(of_job.StopAsked(grace))
             self.job.end_all(verdict.STOPPED_BY_USER, grace)
         else:
             # Without this outcome a job with restarts would be started again.
             if self.end.open or self.record.launch.max_restarts:
                 self.end.outcome = Outcome.STOPPED
-            say("killing all ranks")
+            tell(of_job.KillAsked())
             self.job.end_all(verdict.KILLED_BY_USER, 0.0)
 
     def ranks_were_terminated(self) -> bool:
@@ -257,7 +258,7 @@ class Run:
         if not all(away) or not self.end.open:
             return False
         if min(away, default=0.0) > max(CUT_OFF_SECONDS, self.record.launch.node_loss_timeout):
-            warn_user(f"no node was reached for {min(away):.0f} s")
+            tell(of_job.NoNodeReached(min(away)))
             self.end.left = True
         return True
 
@@ -297,7 +298,7 @@ class Run:
         if self.terminated and self.record.state == "stopped":
             self.taken_back = self.backend.is_taken_back(self.record)
         if not (self.record.engine or goes_on or all(node.shared for node in self.record.nodes)):
-            say(home.STAYS)
+            tell(of_job.FilesStay())
         # A job that can be requeued is not recorded as ended: readers would stop following it.
         if not self.stopped_in_time:
             self.job.save()
@@ -324,7 +325,7 @@ class Monitors:
 
     def held_up(self, slow: SlowRank) -> None:
         self.job.held_up(slow.replace(time=time.time()))
-        warn_user(slow.text)
+        tell(of_job.RankIsSlow(slow.text))
 
     def answer(self, updates: Answer) -> None:
         """Pass an answer to the monitor that sent the request."""

@@ -26,7 +26,7 @@ from orchestrator.head.init import machines, offers
 from orchestrator.head.init.machines import SeenMachine
 from orchestrator.head.nodes.node_list import Node, parse_nodes, read_nodes
 from orchestrator.head.screen import failures, output
-from orchestrator.head.screen.output import say
+from orchestrator.head.screen.events import say
 from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_given_nodes
 from orchestrator.head.start.request import LaunchRequest, resolve_request
 

@@ -31,8 +31,9 @@ from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.follow import verdict
 from orchestrator.head.schedulers import queue
+from orchestrator.head.screen.events import say
 from orchestrator.head.screen.keyboard import Keyboard
-from orchestrator.head.screen.output import pass_on, say
+from orchestrator.head.screen.output import pass_on
 from orchestrator.protocol.timing import SCHEDULER_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Receipt

@@ -173,39 +173,6 @@ def safe_text(text: str) -> str:
     )
 
 
-def say(text: str) -> None:
-    """Log a message for the user, and pass it to the listener of messages_to(), else print it.
-
-    A caller does not log the same fact: head.log has what is said.
-    """
-    # The mark keeps the record off the terminal, which has the message itself.
-    log.debug("says: %s", printable_text(text), extra={"shown": True})
-    (listeners[-1] if listeners else on_the_screen)(hiding.without_secrets(text))
-
-
-def warn_user(text: str) -> None:
-    """Pass on a message on which the user may have to act."""
-    say(styles.style_text(text, styles.WARNING))
-
-
-def on_the_screen(text: str) -> None:
-    """Print a line with the prefix that separates it from the program's output."""
-    print_own_line(f"{styles.style_text(OURS, styles.DIM)} {text}")
-
-
-listeners: list[Callable[[str], None]] = []
-
-
-@contextlib.contextmanager
-def messages_to(listener: Callable[[str], None]) -> Iterator[None]:
-    """Pass the messages of say() within the block to a listener, in place of the terminal."""
-    listeners.append(listener)
-    try:
-        yield
-    finally:
-        listeners.remove(listener)
-
-
 def short_path(place: Path) -> str:
     """Return a path relative to this directory if it is below it, else unchanged."""
     return str(place.relative_to(Path.cwd())) if place.is_relative_to(Path.cwd()) else str(place)

@@ -329,8 +329,8 @@ class Display(threading.Thread):
         # True if tracebacks that are held at the end are not shown.
         self.fold = False
 
-    def hear(self, text: str) -> None:
-        """Show a message of say() above the status line, in its turn."""
+    def show(self, text: str) -> None:
+        """Show a line of ours above the status line, in its turn."""
         self.messages.put(f"{OURS} {text}")
         self.changed.set()
 

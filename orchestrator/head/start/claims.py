@@ -20,11 +20,12 @@ from orchestrator.common.text import plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached
+from orchestrator.head.events import of_launch
 from orchestrator.head.nodes.facts import lines_by_node, nodes_by_value
 from orchestrator.head.plan.plan import count_ranks, devices_of_launch
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen import failures
-from orchestrator.head.screen.output import say
+from orchestrator.head.screen.events import tell
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.protocol.requests.claims import (
@@ -247,11 +248,11 @@ def wait_for_turn(
                 why = in_queue(error.missing)
                 pause = min(2 * pause, RETRY_SECONDS)
             except Disconnected as error:
-                say(error.what)
+                tell(of_launch.LeftQueue(error.what))
                 place = QueuePlace(*reach_again(reach))
                 continue
             if why != said:
-                say(why)
+                tell(of_launch.WaitsInQueue(why))
             said = why
             time.sleep(pause)
 
@@ -322,8 +323,8 @@ class QueuePlace:
 
 
 def in_queue(reasons: Mapping[str, str]) -> str:
-    """Return a line that says by node why a launch waits in the queue, "" without a reason."""
-    return f"in the queue: {'; '.join(lines_by_node(reasons.items()))}" if reasons else ""
+    """Return by node why a launch waits in the queue, "" without a reason."""
+    return "; ".join(lines_by_node(reasons.items()))
 
 
 def entry_of(request: LaunchRequest, reached: Sequence[Reached]) -> ClaimEntry:
@@ -349,7 +350,7 @@ def wait_for_others(request: LaunchRequest) -> None:
     """Return once the experiments of --after are done; refuse the launch if one ended otherwise."""
     for name in request.config.launch.after:
         if not is_done(request, name):
-            say(f"it waits: not before {name} is over")
+            tell(of_launch.WaitsFor(name))
             with ProgressBar(f"waiting for {name}"):
                 while not is_done(request, name):
                     time.sleep(RECORD_SECONDS)

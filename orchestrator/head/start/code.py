@@ -19,11 +19,12 @@ from orchestrator.common.program import program_at, tree_title
 from orchestrator.common.text import format_bytes, plural
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.reach import Reached
+from orchestrator.head.events import of_launch
 from orchestrator.head.nodes.facts import nodes_by_value
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen import failures
-from orchestrator.head.screen.output import say
+from orchestrator.head.screen.events import tell
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.start.nodes import Nodes, reach_nodes
 from orchestrator.head.transfer.listing import Rules
@@ -206,8 +207,7 @@ def bring_code(
     checked, sent = deliver_code(request, wanted, tree, total)
     report_code(wanted, checked, tree, sent)
     if not experiments_on_disk.list_experiments(request.where):
-        where = checked[0].workdir
-        say(f"it runs there in a copy, {where}; what it writes in it comes home at the end")
+        tell(of_launch.RunsInCopy(checked[0].workdir))
     return checked
 
 
@@ -276,27 +276,24 @@ def refuse_strange(wanted: Sequence[Reached], checked: Sequence[CheckedOut], whe
 def report_code(
     wanted: Sequence[Reached], checked: Sequence[CheckedOut], tree: Tree, sent: Sequence[Moved]
 ) -> None:
-    """Print which files were sent to which nodes, and which of their directories are linked in."""
+    """Tell which files were sent to which nodes, and which of their directories are linked in."""
     files = max((len(each.files) for each in sent), default=0)
     updates = (
         f"; {plural(files, 'file')} sent, {format_bytes(max(s.size for s in sent))}"
         if files
         else ""
     )
-    about = f"code {tree.digest[:12]} ({plural(tree.files, 'file')}, {format_bytes(tree.size)})"
-    say(f"{about} on {join_names([node.node.name for node in wanted])}{updates}")
-    for note in tree.notes:
-        say(note)
     where, names = os.fsdecode(tree.directory), [node.node.name for node in wanted]
+    size = f"{plural(tree.files, 'file')}, {format_bytes(tree.size)}"
+    tell(of_launch.CodeSent(tree.digest[:12], size, join_names(names), updates))
+    for note in tree.notes:
+        tell(of_launch.CodeNote(note))
     linked = nodes_by_value(zip(names, (answer.own for answer in checked), strict=True))
     for own, nodes in linked.items():
         if own:
-            say(
-                f"beside it, from their own {where}: {join_names(own)} (on {join_names(nodes)});"
-                " what is written there stays there"
-            )
+            tell(of_launch.FilesLinked(where, join_names(own), join_names(nodes)))
     if any(answer.installed for answer in checked):
-        say(f"{where} is installed in the nodes' Python: ranks import the copy, and not that")
+        tell(of_launch.CopyImported(where))
 
 
 def with_snapshots(nodes: Nodes, wanted: Sequence[Reached], checked: Sequence[CheckedOut]) -> Nodes:

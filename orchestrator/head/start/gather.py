@@ -14,8 +14,9 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import open_serving_channel
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.events import of_launch
 from orchestrator.head.follow import restarts
-from orchestrator.head.screen.output import say
+from orchestrator.head.screen.events import tell
 from orchestrator.head.start import claims
 from orchestrator.head.start.selection import Candidate, Choice, choose_candidates
 from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
@@ -80,7 +81,7 @@ class Gathering:
                 # If a node's GPUs are taken, another node may take its place in the next round.
                 if self.hold(choice.nodes):
                     for line in choice.words:
-                        say(line)
+                        tell(of_launch.NodesChanged(line))
                     return self.gathered(choice.nodes)
                 continue
             if waited > patience:
@@ -88,7 +89,7 @@ class Gathering:
                 raise NotBack(f"{choice.problem}, after {patience:.0f} s", fix)
             away = [node.name for node in self.record.nodes if self.problem(node)]
             if away and not said:
-                say(f"waiting for {', '.join(away)} to come back, for {patience:.0f} s at most")
+                tell(of_launch.WaitsForNodes(", ".join(away), patience))
             said = said or bool(away)
             self.occupied.clear()
             time.sleep(RETRY_SECONDS)

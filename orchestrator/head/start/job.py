@@ -17,12 +17,13 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import temporary_channel
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.follow.conclusion import end_of_attempt
 from orchestrator.head.follow.monitors.job_line import JobLine
-from orchestrator.head.follow.notify import Notifier
 from orchestrator.head.follow.run import Backend, Run
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.streams.node_logs import log_files, open_logs
-from orchestrator.head.screen import output, styles
+from orchestrator.head.screen import styles
+from orchestrator.head.screen.events import event_listener, tell
 from orchestrator.head.screen.keyboard import Keyboard
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.start.record import Running
@@ -55,7 +56,6 @@ class FollowSession:
     experiment: Experiment
     transport: Transport
     backend: Callable[[JobRecord], Backend]
-    notifier: Notifier
     view: View
     keys: Keyboard | None = None
     # True in a background process that a head started when it left.
@@ -84,11 +84,10 @@ class FollowSession:
             run = self.follow_one(attempt, screen)
             if run.end.left or not run.record.goes_on:
                 return self.ended(JobEnding(run.record, run, screen))
-            self.notifier.over(run.record)
+            tell(end_of_attempt(self.experiment, run.record))
             following = self.start_next(run.record, run.channels)
             if isinstance(following, JobRecord):
                 return self.ended(JobEnding(following, run, screen))
-            self.notifier.report()
             attempt, screen = following, self.screen_after(following.record)
 
     def start_next(
@@ -120,7 +119,7 @@ class FollowSession:
         display.screen.status = JobLine(run.job)
         display.start()
         try:
-            with output.messages_to(display.hear):
+            with event_listener(draw=lambda event: display.show(event.styled_words())):
                 run.go(followers, self.keys)
         except BaseException:
             self.experiment.unlock()
@@ -156,8 +155,6 @@ class FollowSession:
         for channel in channels.values():
             channel.connection.close()
         self.experiment.unlock()
-        if ending.left:
-            self.notifier.close()
         return ending
 
 

@@ -27,6 +27,7 @@ from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.reach import Reached, open_serving_channel
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.events import of_job, of_launch
 from orchestrator.head.follow.conclusion import after_attempt
 from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.head.nodes.facts import ProbedNode, lines_by_node
@@ -34,7 +35,7 @@ from orchestrator.head.plan.model import Plan
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.screen import failures, output
-from orchestrator.head.screen.output import say
+from orchestrator.head.screen.events import tell
 from orchestrator.head.screen.progress import counted_work
 from orchestrator.head.start import claims, record, selection
 from orchestrator.head.start.code import expect_code, reach_with_code
@@ -175,7 +176,7 @@ def start_job(prepared: Prepared, starting: JobRecord, first: Placement) -> Runn
     job_log.write_log_to(prepared.experiment.head_log)
     log.info("job %s is recorded in %s", planned.job, prepared.experiment.path)
     announce_plan(planned)
-    say(f"logs in {output.short_path(prepared.experiment.logs)}")
+    tell(of_launch.Recorded(output.short_path(prepared.experiment.logs)))
     try:
         # The logs are opened first: after the start an error here would come too late.
         logs = open_logs(prepared.experiment, starting.nodes)
@@ -209,7 +210,7 @@ def start_job(prepared: Prepared, starting: JobRecord, first: Placement) -> Runn
         for spare in nodes.spares:
             spare.channel.connection.close()
         if problem := record.describe_job(prepared):
-            say(problem)
+            tell(of_launch.RecordIncomplete(problem))
     running = record.record_start(prepared.experiment, starting)
     return Running(prepared.experiment, nodes.transport, running, channels, logs)
 
@@ -223,7 +224,7 @@ def stand_by(prepared: Prepared, starting: JobRecord, first: Placement) -> list[
     if not (request.config.launch.max_restarts and spares):
         return []
     if request.payload is not None or request.accelerate is not None:
-        say("the spares are of no use to this job: what it runs is on its own nodes only")
+        tell(of_launch.SparesUnused())
         return []
 
     def give(numbered: tuple[int, Reached]) -> NodeRecord:
@@ -239,10 +240,11 @@ def stand_by(prepared: Prepared, starting: JobRecord, first: Placement) -> list[
 
     results = fleet.map_parallel(list(enumerate(spares, len(prepared.plan.nodes))), give)
     for node, error in failures.failed_nodes([spare.node for spare in spares], results):
-        say(f"{node.name} cannot be a spare: {error.what}")
+        tell(of_launch.SpareRefused(node.name, error.what))
     standing = [result for result in results if isinstance(result, NodeRecord)]
     if standing:
-        say(f"{plural(len(standing), 'spare node')}: {join_names([n.name for n in standing])}")
+        names = join_names([node.name for node in standing])
+        tell(of_launch.SparesStandBy(plural(len(standing), "spare node"), names))
     return standing
 
 
@@ -273,9 +275,9 @@ def deliver_payload(reached: Sequence[Reached], plan: Plan, directory: Path) -> 
 
 
 def announce_plan(plan: Plan) -> None:
-    """Print the notes of the plan, then the nodes, ranks, master and kind of start."""
+    """Tell the notes of the plan, then the nodes, ranks, master and kind of start."""
     for note in plan.notes:
-        say(note)
+        tell(of_launch.PlanNote(note))
     node = plan.nodes[0]
     count = int(node.env["NNODES"])
     ranks = f"{plural(count, 'node')}, {plural(plan.world_size, 'rank')}"
@@ -284,7 +286,7 @@ def announce_plan(plan: Plan) -> None:
         own = f"ranks {node.first_rank} to {node.last_rank}"
         own = own if node.nproc > 1 else f"rank {node.first_rank}"
         ranks = f"node {node.index} of {count}: {own} of {plan.world_size}"
-    say(f"{ranks}, master {plan.master}, {plan.start} start")
+    tell(of_launch.Planned(ranks, plan.master, plan.start))
 
 
 # -- the next attempts --------------------------------------------------------------------------
@@ -308,18 +310,18 @@ def launch_again(
             return start_again(experiment, transport, ended, gathered)
         except NotBack as error:
             final = record.lost_record(ended, error)
-            say(f"{error.what}; the job is given up")
+            tell(of_launch.JobGivenUp(error.what))
         except OrchestratorError as error:
             log.info("the next attempt could not be started: %s", error)
             nodes = error.nodes if isinstance(error, NotStarted) else gathered.nodes
             failed = record.failed_record(ended, nodes, gathered.spares, error)
             final = after_attempt(experiment, failed)
             if not isinstance(error, StoppedEarly):
-                say(f"attempt {ended.attempt} could not be started: {error}")
+                tell(of_launch.AttemptRefused(ended.attempt, str(error)))
         try:
             experiment.write_signed(final)
         except OSError as error:
-            say(f"job.json cannot be written: {error.strerror}")
+            tell(of_job.FileUnwritable("job.json", str(error.strerror)))
         if final.over:
             return final
         ended = gathering.record = final
@@ -370,11 +372,11 @@ def start_again(
 ) -> Running:
     """Record the next attempt, and start it on every node or on none."""
     number, most = len(ended.attempts) + 1, 1 + ended.launch.max_restarts
-    line = f"attempt {number} of at most {most} ({ended.attempts[-1].why})"
-    output.warn_user(line)
+    begins = of_launch.AttemptBegins(number, most, ended.attempts[-1].why)
+    tell(begins)
     ports = take_ports(ended, gathered)
     nodes, spares = gathered.nodes, gathered.spares
-    starting = record.record_again(experiment, ended, nodes, spares, ports.port, line)
+    starting = record.record_again(experiment, ended, nodes, spares, ports.port, begins.words())
     logs = open_logs(experiment, starting.nodes)
     refuse_if_stopped(experiment)
     # The ranks are told how many there were in the first attempt, to keep the global batch size.
@@ -462,19 +464,19 @@ def start_all(
                 failed.append((node, result))
         raise NotStarted(starting.nodes, failed, lost)
     answers = [result for result in results if isinstance(result, StartedHere)]
-    say_how_warm(starting.nodes, answers)
+    tell_how_warm(starting.nodes, answers)
     pairs = zip(starting.nodes, answers, strict=True)
     return replace(starting, nodes=[replace(node, shared=answer.shared) for node, answer in pairs])
 
 
-def say_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere]) -> None:
-    """Print which nodes started from warm processes, and why others that should have did not."""
+def tell_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere]) -> None:
+    """Tell which nodes started from warm processes, and why others that should have did not."""
     pairs = list(zip(nodes, started, strict=True))
     warm = [node.name for node, answer in pairs if answer.warm]
     if warm:
-        say(f"warm start on {'all nodes' if len(warm) == len(nodes) else ', '.join(warm)}")
+        tell(of_launch.WarmStart("all nodes" if len(warm) == len(nodes) else ", ".join(warm)))
     for line in lines_by_node([(node.name, answer.why_cold) for node, answer in pairs]):
-        say(line)
+        tell(of_launch.ColdStart(line))
 
 
 def raise_if_stopped(results: Sequence[object]) -> None:

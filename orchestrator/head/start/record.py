@@ -19,13 +19,14 @@ from orchestrator.common.version import __version__
 from orchestrator.config import load
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.transport import Transport
+from orchestrator.head.events import of_launch
 from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.plan import redact
 from orchestrator.head.plan.model import NodePlan
 from orchestrator.head.plan.plan import ENGINE
 from orchestrator.head.plan.request import LaunchRequest
+from orchestrator.head.screen.events import tell
 from orchestrator.head.screen.log_reader import NO_RANK
-from orchestrator.head.screen.output import say
 from orchestrator.head.start.code import experiments_below
 from orchestrator.head.start.parts import Prepared
 from orchestrator.head.start.variables import digest_of_hook
@@ -127,15 +128,15 @@ def record_job(prepared: Prepared) -> JobRecord:
 def record_failure(place: Experiment, record: JobRecord, error: OrchestratorError) -> None:
     """Record and notify that the job could not be started, or was stopped before it started."""
     # Imported here because most starts succeed and do not need it.
-    from orchestrator.head.follow.notify import notifier_of
+    from orchestrator.head.events.notify import job_notifier
+    from orchestrator.head.follow.conclusion import end_of_attempt
 
     failed = not_started(record, error)
     # A full disk must not hide why the job did not start.
     with contextlib.suppress(OSError):
         place.write_record(failed)
-    notifier = notifier_of(place, failed)
-    notifier.over(failed)
-    notifier.close()
+    with job_notifier(place, failed):
+        tell(end_of_attempt(place, failed))
 
 
 def not_started(record: JobRecord, error: OrchestratorError) -> JobRecord:
@@ -291,7 +292,7 @@ def describe_job(prepared: Prepared) -> str:
         path, most = experiment.path / archive.NAME, config.sync.keep * MEGABYTE
         kept = archive.write_archive(tree, path, most) if tree else None
         if scan and request.payload is None and (lacks := archive.missing_code(scan, tree, kept)):
-            say(lacks)
+            tell(of_launch.RecordIncomplete(lacks))
         data = {**make_manifest(prepared, tree), "kept": kept.digest if kept else None}
         experiment.write_json("manifest.json", hiding.without_secrets(data))
     except OSError as error:

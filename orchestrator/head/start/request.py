@@ -21,7 +21,7 @@ from orchestrator.config.launch import (
     LaunchArguments,
     check_tags,
 )
-from orchestrator.head.follow import notify as notifying
+from orchestrator.head.events import notify as notifying
 from orchestrator.head.nodes import environment
 from orchestrator.head.plan import accelerate, other_launchers
 from orchestrator.head.plan.plan import CALL, ENGINE

@@ -17,12 +17,12 @@ from orchestrator.head.connect.reach import Reached
 from orchestrator.head.doctor import examination
 from orchestrator.head.doctor.examination import Diagnosis
 from orchestrator.head.doctor.findings import BAD, WARN, Examined, Needs
+from orchestrator.head.events import of_launch
 from orchestrator.head.plan import nccl_transport
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.plan.request import LaunchRequest
-from orchestrator.head.screen.output import say
+from orchestrator.head.screen.events import tell
 from orchestrator.head.screen.progress import ProgressBar
-from orchestrator.head.screen.styles import WARNING, style_text
 from orchestrator.head.start import claims
 from orchestrator.head.start.claims import Hold, NodeClaim, Occupied, devices_of
 from orchestrator.head.start.nodes import Bounds, Nodes, nodes_with_master
@@ -235,8 +235,8 @@ def check_nodes(request: LaunchRequest, nodes: Nodes) -> None:
         )
     for finding in diagnosis.findings:
         if finding.level == WARN and finding.check not in (*examination.OF_OTHERS, *IN_THE_PLAN):
-            mark = style_text("warning:", WARNING)
-            say(f"{mark} {finding.what}" + (f" -> {finding.fix}" if finding.fix else ""))
+            fix = f" -> {finding.fix}" if finding.fix else ""
+            tell(of_launch.CheckWarned(f"{finding.what}{fix}"))
 
 
 def diagnose_job(request: LaunchRequest, nodes: Nodes, *, full: bool) -> Diagnosis:

@@ -27,10 +27,6 @@ LARGEST_BYTES = 64 << 20
 # More bytes or files beside a node's code are not fetched without a request.
 MOST_BYTES, MOST_FILES = 64 << 20, 1000
 NAMED = 3
-STAYS = (
-    "what the program wrote outside its directory and $ORCHESTRATOR_EXPERIMENT/outputs stays on the"
-    " nodes: orchestrator pull PATH fetches it"
-)
 
 
 def bring_outputs(

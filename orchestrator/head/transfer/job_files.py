@@ -19,7 +19,9 @@ from orchestrator.common.hosts import join_names
 from orchestrator.common.text import format_bytes, format_duration
 from orchestrator.head.connect import fleet
 from orchestrator.head.connect.channel import Declined, NodeChannel
-from orchestrator.head.screen.output import printable_text, say
+from orchestrator.head.events import of_launch
+from orchestrator.head.screen.events import tell
+from orchestrator.head.screen.output import printable_text
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.transfer.fetch import ordered_answers, stays_inside
 from orchestrator.head.transfer.send import Reader, Seen, send_to_all
@@ -84,17 +86,14 @@ def bring_job_files(
                 continue
             raise CheckFailed(f"{name}: {error.what}", error.fix, names=[name]) from error
         if name != last[0]:
-            say(f"{last[0]} is lost, with what it alone had: ranks find what {name} has")
+            tell(of_launch.MasterLost(last[0], name))
         if not found.whole:
-            say(f"WARNING: {name}: too many files to look at: not all are brought to others")
+            tell(of_launch.TooManyFiles(name))
         takers = [peer for peer in peers if peer is not master]
         if takers:
             bring_directories(master, found, takers, tuple(outputs), stopped)
         return
-    say(
-        f"WARNING: {join_names(last)} {'is' if len(last) == 1 else 'are'} lost, with what the"
-        " program saved there: nothing is carried to the next attempt"
-    )
+    tell(of_launch.NothingCarried(f"{join_names(last)} {'is' if len(last) == 1 else 'are'}"))
 
 
 def bring_directories(
@@ -127,7 +126,7 @@ def bring_directories(
     if came:
         what = f"{named(came)} ({format_bytes(sum(came.values()))})"
         took = format_duration(time.monotonic() - began)
-        say(f"{join_names([*names])} lacked {what} of {master.name}: came in {took}")
+        tell(of_launch.FilesCopied(join_names([*names]), what, master.name, took))
 
 
 def bring_metrics(

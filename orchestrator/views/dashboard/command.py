@@ -20,7 +20,7 @@ from orchestrator.common.program import installed_command
 from orchestrator.config.launch import Where
 from orchestrator.head.connect import fleet
 from orchestrator.head.nodes.node_list import read_nodes
-from orchestrator.head.screen.output import say
+from orchestrator.head.screen.events import say
 from orchestrator.head.status.status import transport_without_record
 from orchestrator.views.dashboard.app import Board, Guard, dashboard_app
 from orchestrator.views.serve import listen_on_port, serve_app

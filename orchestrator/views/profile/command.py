@@ -26,8 +26,8 @@ from orchestrator.head.connect.reach import temporary_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import output
+from orchestrator.head.screen.events import say
 from orchestrator.head.screen.lines import clean_line
-from orchestrator.head.screen.output import say
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.status.status import find_experiment
 from orchestrator.head.transfer.fetch import Fetch, is_plain_path

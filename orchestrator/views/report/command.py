@@ -11,7 +11,7 @@ from orchestrator.common.errors import EXIT_DONE, UsageError
 from orchestrator.common.text import format_bytes
 from orchestrator.config.launch import Where
 from orchestrator.head.commands.sweep import journal as journals
-from orchestrator.head.screen.output import say
+from orchestrator.head.screen.events import say
 from orchestrator.head.status import comparison
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment

@@ -17,7 +17,7 @@ from orchestrator.common.hosts import host_in_url, is_loopback
 from orchestrator.common.text import plural
 from orchestrator.config.launch import Where
 from orchestrator.config.parse import check_one_of
-from orchestrator.head.screen.output import say
+from orchestrator.head.screen.events import say
 from orchestrator.head.status.status import find_experiment
 from orchestrator.records import experiments
 from orchestrator.records.experiment import Experiment, JobRecord

@@ -15,7 +15,8 @@ from orchestrator.common.text import format_duration
 from orchestrator.config.launch import LaunchArguments
 from orchestrator.head.commands import follow
 from orchestrator.head.screen import output, styles
-from orchestrator.head.screen.output import PLAIN, Cell, Terminal, format_table, paint_text, say
+from orchestrator.head.screen.events import say
+from orchestrator.head.screen.output import PLAIN, Cell, Terminal, format_table, paint_text
 from orchestrator.head.start import launch as starting
 from orchestrator.head.start.request import LaunchRequest, resolve_request
 from orchestrator.protocol.message import parse_object

@@ -26,7 +26,6 @@ LIKE_TUPLES = ("namedtuples", "dataclasses", "graphs", "encodings", "sums of gra
 def test_common_loaders_train_and_invalid_ones_are_refused(
     tmp_path: Path, nodes: list[int]
 ) -> None:
-    """Invalid loaders are refused on all ranks before training begins."""
     job = Job(str(tmp_path / "job"), nodes, {}, call="tests.engine.programs.habits:loaders")
     (codes,) = run(job)
     assert codes == [0] * sum(nodes), job.output()

@@ -266,7 +266,6 @@ def test_strict_checking_refuses_unknown_host(
 def test_new_host_without_ssh_program_is_explained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A new host is written down by ssh alone."""
     monkeypatch.setenv("PATH", str(tmp_path))
     there = Destination("127.0.0.1", "bob", 1, (), settings={"proxycommand": ("nc",)})
     with pytest.raises(NodeError, match="its host key is not known, and there is no ssh here"):

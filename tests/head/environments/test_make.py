@@ -9,14 +9,15 @@ from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.environments import command, wheels
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.screen import output
 from tests.head.environments.test_requirements import wheel
 from tests.head.plan.probed import facts
 
 pytestmark = pytest.mark.slow
 
 
-def test_make_builds_environment_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_builds_environment_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
     home = tmp_path / "its home"
     home.mkdir(mode=0o700)
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(home))
@@ -30,8 +31,6 @@ def test_make_builds_environment_once(tmp_path: Path, monkeypatch: pytest.Monkey
     transport = LocalTransport()
     connection = transport.connect(Node("a"))
     node = Reached(Node("a"), facts(), open_channel(connection, Node("a"), 30.0))
-    said: list[str] = []
-    output.listeners.append(said.append)
     try:
         (outcome,) = command.make_environments([node], sources, "mine")
         assert outcome.made, outcome.problem
@@ -42,6 +41,5 @@ def test_make_builds_environment_once(tmp_path: Path, monkeypatch: pytest.Monkey
         assert not again.made and again.packages == outcome.packages
         assert not list((home / "code/snapshots").iterdir())
     finally:
-        output.listeners.clear()
         connection.close()
     assert "a: pip installs 1 wheel" in said

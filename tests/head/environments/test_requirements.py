@@ -13,7 +13,6 @@ from orchestrator.common.errors import CheckFailed, NodeError, UsageError
 from orchestrator.head.environments import wheels
 from orchestrator.head.environments.command import BuildOutcome, how_to_activate, kind_of
 from orchestrator.head.environments.wheels import Kind, Requirements
-from orchestrator.head.screen import output
 from orchestrator.head.transfer.tree import tree_of_files
 from orchestrator.protocol.requests.environments import EnvironmentState
 
@@ -122,7 +121,9 @@ def test_kind_of_refuses_invalid_answer_of_node(libc: str) -> None:
 
 
 @pytest.mark.slow
-def test_wheels_for_downloads_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheels_for_downloads_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: list[str]
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     links = tmp_path / "links"
     links.mkdir()
@@ -132,17 +133,14 @@ def test_wheels_for_downloads_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     file = tmp_path / "requirements.txt"
     file.write_text("mine\n")
     sources = wheels.read_requirements((str(file),), (str(links),), index=False)
-    said: list[str] = []
-    with output.messages_to(said.append):
-        directory = wheels.wheels_for(HERE, sources)
+    directory = wheels.wheels_for(HERE, sources)
     names = ["mine-1.0-py3-none-any.whl", "other-2.1-py3-none-any.whl"]
     assert sorted(path.name for path in directory.iterdir()) == names
     assert [
         entry.path.decode() for entry in tree_of_files(directory, lambda _: 0o644).entries
     ] == names
     (links / "mine-1.0-py3-none-any.whl").unlink()
-    with output.messages_to(said.append):
-        assert wheels.wheels_for(HERE, sources) == directory
+    assert wheels.wheels_for(HERE, sources) == directory
     # One of the messages is about uv, which no index had.
     assert len(said) == 2
     with pytest.raises(CheckFailed, match=r"cannot be met for Python 3") as failed:

@@ -1,5 +1,5 @@
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,20 +8,9 @@ import pytest
 
 from orchestrator.head.follow.run import Run
 from orchestrator.head.schedulers.backend import backend_of
-from orchestrator.head.screen import output
-from orchestrator.head.screen.lines import clean_line
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.records import experiments
 from orchestrator.records.experiment import JobRecord, NodeRecord
-
-
-@pytest.fixture
-def said() -> Iterator[list[str]]:
-    """The messages for the user, without colours."""
-    messages: list[str] = []
-    with output.messages_to(lambda text: messages.append(clean_line(text))):
-        yield messages
-
 
 Follow = Callable[..., Run]
 

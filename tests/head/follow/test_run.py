@@ -80,7 +80,6 @@ def test_broken_gpu_explains_hang_and_lost_gpus(
 
 @pytest.mark.parametrize("full", [True, False])
 def test_head_without_room_leaves_the_result_on_the_nodes(full: bool, follow: Follow) -> None:
-    """The nodes have ended the job, and cannot say so: nothing of it is lost."""
     run = follow(2)
     run.job.disk_is_full = full
     run.signalled(signal.SIGTERM)
@@ -97,13 +96,13 @@ def test_killed_ranks_are_named(follow: Follow, said: list[str]) -> None:
     ended = Ended(time=1005.04, agent=0, why="", killed={}, left=(), ranks=ranks)
     run.end.outcome = Outcome.STOPPED
     run.job.nodes[0].grace, run.job.nodes[0].asked_at = 5.0, 1000.0
-    run.reports.say_what_was_killed(
+    run.reports.tell_what_was_killed(
         run.job.nodes[0], ended.replace(killed={51: "python", 8: "worker"})
     )
-    run.reports.say_what_was_killed(run.job.nodes[0], ended)
+    run.reports.tell_what_was_killed(run.job.nodes[0], ended)
     # The job is not over, so Ctrl-C is pressed a second time.
     run.job.nodes[0].grace = 30.0
-    run.reports.say_what_was_killed(
+    run.reports.tell_what_was_killed(
         run.job.nodes[0], ended.replace(time=1001.23, killed={50: "python"})
     )
     assert said == [
@@ -113,7 +112,6 @@ def test_killed_ranks_are_named(follow: Follow, said: list[str]) -> None:
 
 
 def test_log_that_lost_output_is_named(follow: Follow, said: list[str]) -> None:
-    """The job itself goes on when its node's disk is full, and may end well."""
     run = follow(1)
     ended = Ended(time=1005.0, agent=0, why="", killed={}, left=(), ranks={})
     for event in (ended, ended.replace(lost=90_000_000)):

@@ -658,7 +658,6 @@ def test_not_started_and_stopped_name_no_node() -> None:
 
 
 def test_of_silent_blames_silent_node() -> None:
-    """Nodes 1 and 2 report silence of node 0; node 0 is the unreachable one."""
     told = Failure(1, "b", None, 10.0, "lost", "no word between node 1 and node 0 for 6 s")
     other = Failure(2, "c", 2, 11.0, "signal", "killed by signal 9 (SIGKILL)")
     named = verdict.blame_silent_node([told, other], [(0, "a")])

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.head.screen import output, styles
+from orchestrator.head.screen.events import say
 from orchestrator.head.screen.output import Cell, Terminal
 
 ROWS: list[list[Cell]] = [
@@ -104,7 +105,7 @@ def test_pipe_is_coloured_on_request(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(styles, "_chosen", [asked])
-    output.say(styles.style_text("lost", styles.FAILED))
+    say(styles.style_text("lost", styles.FAILED))
     assert ("\x1b[1;31mlost" in capsys.readouterr().out) == color
     assert output.terminal_of(io.StringIO()) == Terminal(None, color)
 
@@ -155,7 +156,7 @@ def test_missing_streams_are_tolerated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_output_function_cleans_text(capsys: pytest.CaptureFixture[str]) -> None:
-    ways = (output.write_out, output.pass_on, output.complain, output.say, output.set_status_line)
+    ways = (output.write_out, output.pass_on, output.complain, say, output.set_status_line)
     for write in ways:
         write(EVIL)
         out, err = capsys.readouterr()
@@ -171,7 +172,7 @@ def test_json_alone_reserves_standard_output(
     output.set_status_line("")
     capsys.readouterr()
     with output.json_alone() if wanted else contextlib.nullcontext():
-        output.say("on the way")
+        say("on the way")
         output.write_out("a table")
         output.print_result({"a": 1}, lambda _: "words")
     out, err = capsys.readouterr()

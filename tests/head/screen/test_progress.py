@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.head.connect import fleet
 from orchestrator.head.screen import output, styles
+from orchestrator.head.screen.events import say
 from orchestrator.head.screen.lines import clean_line
 from orchestrator.head.screen.progress import ProgressBar, counted_work, join_parts
 from tests.head.screen.test_log_reader import append, log_in
@@ -78,11 +79,11 @@ def test_messages_stand_above_status_line(
     monkeypatch.setattr(sys, "stdout", terminal.out)
     monkeypatch.setattr(styles, "_chosen", [False])
     output.set_status_line("connecting 1/2")
-    output.say("one")
+    say("one")
     output.complain("two")
     assert terminal.lines() == ["orchestrator: one", "two", "connecting 1/2"]
     output.set_status_line("")
-    output.say("three")
+    say("three")
     assert terminal.lines() == ["orchestrator: one", "two", "orchestrator: three"]
 
 

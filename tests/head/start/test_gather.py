@@ -12,7 +12,8 @@ from hypothesis import strategies as some
 from orchestrator.common.errors import NodeError
 from orchestrator.config.launch import Launch
 from orchestrator.head.connect.channel import NodeChannel
-from orchestrator.head.screen import output
+from orchestrator.head.screen import events
+from orchestrator.head.screen.events import Listener
 from orchestrator.head.start import gather
 from orchestrator.head.start.gather import Gathering, NotBack
 from orchestrator.head.start.launch import NotStarted
@@ -29,7 +30,7 @@ from orchestrator.records.outcome import JobVerdict
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(output, "listeners", [])
+    monkeypatch.setattr(events, "listeners", [Listener()])
     monkeypatch.setattr(gather, "AWAY_SECONDS", 0.0)
 
 
@@ -88,7 +89,7 @@ class Asking(Gathering):
 def gathering(tmp_path: Path, job: JobRecord, silent: str = "") -> tuple[Asking, list[str]]:
     said: list[str] = []
     place = experiments.create_experiment(tmp_path / "experiments", "run")
-    output.listeners.append(said.append)
+    events.listeners.append(Listener(draw=lambda told: said.append(told.words())))
     asking = Asking(place, job, cast(Any, None), {})
     asking.silent = silent
     return asking, said

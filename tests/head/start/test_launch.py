@@ -13,7 +13,8 @@ from orchestrator.head.follow.conclusion import after_attempt
 from orchestrator.head.follow.streams.node_logs import NodeLogs
 from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.screen import output
+from orchestrator.head.screen import events
+from orchestrator.head.screen.events import Listener
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.head.start import launch
 from orchestrator.head.start.gather import Gathered, parts_of
@@ -28,6 +29,7 @@ from orchestrator.protocol.requests.start import (
 )
 from orchestrator.records import experiments
 from orchestrator.records.experiment import NOT_STARTED, Experiment, JobRecord, NodeRecord
+from tests.head.heard import hearing
 from tests.head.plan.probed import facts
 from tests.head.start.test_gather import Asking, gathering, record
 from tests.records.one_node import NODE
@@ -35,7 +37,7 @@ from tests.records.one_node import NODE
 
 @pytest.fixture(autouse=True)
 def unheard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "listeners", [])
+    monkeypatch.setattr(events, "listeners", [Listener()])
 
 
 @pytest.fixture
@@ -86,8 +88,7 @@ def test_relaunch_keeps_signature_of_record(
     place = experiments.create_experiment(tmp_path / "experiments", "other")
     place.write_signed(job)
     assert place.is_launched_here(place.read_record())
-    said: list[str] = []
-    with output.messages_to(said.append):
+    with hearing() as said:
         final = launch.launch_again(place, job, cast(Any, None), {})
     assert isinstance(final, JobRecord) and final.over and len(final.attempts) == 3
     assert place.is_launched_here(place.read_record()), said
@@ -118,14 +119,13 @@ def test_rank_env_decides_whether_hosts_are_listed(rank_env: str, told: tuple[st
         ),
     ],
 )
-def test_say_how_warm_reports_start_once(starts: list[tuple[bool, str]], said: list[str]) -> None:
+def test_tell_how_warm_reports_start_once(starts: list[tuple[bool, str]], said: list[str]) -> None:
     nodes = [NodeRecord(n, f"n{n}", "n", None, None, "", "", n, 1) for n in range(3)]
     started = [
         StartedHere(supervisor=1, shared=False, warm=warm, why_cold=why) for warm, why in starts
     ]
-    heard: list[str] = []
-    with output.messages_to(heard.append):
-        launch.say_how_warm(nodes, started)
+    with hearing() as heard:
+        launch.tell_how_warm(nodes, started)
     assert heard == said
 
 
@@ -164,7 +164,6 @@ def test_with_line_appends_marker_between_attempts(tmp_path: Path) -> None:
     ],
 )
 def test_node_silent_at_end_may_have_started(started: Any, ended: Any, state: str) -> None:
-    """A stop also asks a node whose link was cut."""
 
     class Channel:
         def ask(self, request: Any, timeout: float) -> Any:

@@ -23,7 +23,6 @@ def launched(root: Path, day: int, state: str = "done") -> Path:
 
 
 def test_find_job_refuses_untrusted_newest_job(tmp_path: Path) -> None:
-    """Else a stop without a name would end the wrong one."""
     launched(tmp_path, 1)
     launched(tmp_path, 2).chmod(0o777)
     where = Where(experiments=tmp_path)

@@ -14,7 +14,6 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.common.errors import CheckFailed, NodeError, StoppedEarly
-from orchestrator.head.screen import output
 from orchestrator.head.transfer import job_files
 from orchestrator.head.transfer.job_files import JobPeer, bring_job_files, bring_metrics
 from orchestrator.node.job import resume_dir
@@ -22,6 +21,7 @@ from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.transfer import outputs
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import Offer, ReadFile
+from tests.head.heard import hearing
 from tests.head.transfer.nodes import Channel
 from tests.node.start.test_next_spec import FIRST
 from tests.records.one_node import NODE
@@ -84,9 +84,8 @@ class Job:
 
         Others are there that it leaves.
         """
-        said: list[str] = []
         reach = lambda name: self.peer(name) if name in left else None  # noqa: E731
-        with output.messages_to(said.append):
+        with hearing() as said:
             bring_job_files([*map(self.peer, names)], self.last, reach, (), stopped)
         self.last = list(names)
         return said

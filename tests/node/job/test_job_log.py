@@ -80,7 +80,6 @@ pieces = st.lists(
 @settings(deadline=None)
 @given(pieces)
 def test_every_byte_arrives_in_order(fed: list[tuple[str, bytes, bool]]) -> None:
-    """For any splitting, and however often a slow line is given up."""
     with new_files() as files, mock.patch.object(job_log.time, "monotonic") as monotonic:
         monotonic.return_value = 0.0
         for stream, data, pause in fed:

@@ -11,7 +11,6 @@ from tests.node.job.kernel_log import refuse_to_alarm, say
 def test_evidence_counts_oom_kills_of_cgroup(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the kernel's own format; only what came since the job began counts."""
     monkeypatch.setattr(oom_evidence, "CGROUPS", str(tmp_path))
     file = tmp_path / "memory.events"
     text = "low 0\nhigh 0\nmax 31\noom 3\noom_kill {}\noom_group_kill 0\n"
@@ -30,7 +29,6 @@ XID = (
 
 
 def test_evidence_finds_driver_messages_of_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the kernel's real log, in the words of driver 580 on an H200."""
     refuse_to_alarm()
     # This path stands in for a driver's device.
     monkeypatch.setattr(oom_evidence, "NVIDIA", "/dev/null")

@@ -198,7 +198,6 @@ time.sleep(1000)
 def test_failed_rank_ends_all_ranks(
     job: Job, tmp_path: Path, start: str, how: str, code: int
 ) -> None:
-    """Also ranks that ignore SIGTERM; and how each of them ended is on record."""
     target = {**script(tmp_path, FAILS), "args": [how]}
     spec = job.spec(target, start=start, nproc=2, workdir=tmp_path)
     ended = job.start(spec).wait()
@@ -327,7 +326,6 @@ while True:
 
 @both
 def test_rank_may_save_within_grace(job: Job, tmp_path: Path, start: str) -> None:
-    """Undisturbed: its sibling that ends at once is no reason to hurry it."""
     job.start(job.spec(script(tmp_path, SAVES), start=start, nproc=2))
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
     job.end("the user said so", 20.0)
@@ -435,7 +433,6 @@ def test_failing_torchrun_is_reported(job: Job, tmp_path: Path) -> None:
 
 
 def test_killed_torchrun_is_cause(job: Job, tmp_path: Path) -> None:
-    """They are ended because of it: that must not look like their own failure."""
     job.start(job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)"), nproc=2))
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
     os.kill(job.of_kind("started")[0]["agent"], signal.SIGKILL)

@@ -240,7 +240,6 @@ PACKAGES = {"orchestrator", "orchestrator.node", "orchestrator.engine"}
 
 @pytest.mark.slow
 def test_shipped_library_is_self_contained() -> None:
-    """On a node our package is not installed."""
     files = {name: data.decode() for name, data in own_library().files}
     modules = {name.removesuffix(".py").replace("/", ".") for name in files}
     known = modules | {name.removesuffix(".__init__") for name in modules}
@@ -400,7 +399,6 @@ for number in range(30_000):
 
 @pytest.mark.slow
 def test_stream_resumes_at_offsets_after_cut(new_link: NewLink, job: Job, tmp_path: Path) -> None:
-    """The link is cut repeatedly in the middle of a transfer."""
     job.start(job.spec(script(tmp_path, LINES), nproc=2))
     copy = Copy()
     for cut in (0, 1, 3, 7):
@@ -474,7 +472,6 @@ time.sleep(1000)
 def test_stop_sweeps_job_with_killed_supervisor(
     new_link: NewLink, new_job: NewJob, tmp_path: Path
 ) -> None:
-    """With its scrubbed children; and the receipt says what was killed."""
     job, other = new_job(), new_job()
     for one in (job, other):
         one.start(one.spec(script(tmp_path, ORPHANS), nproc=2))

@@ -304,7 +304,6 @@ def test_files_written_beside_code_are_listed(store: Store, session: CodeSession
 
 
 def test_snapshot_of_ignores_other_directories(store: Store, tmp_path: Path) -> None:
-    """A spec is a file of the user's; what is removed must be a snapshot."""
     run = RunDir("job-1", 0)
     run.create()
     (tmp_path / "precious").mkdir()

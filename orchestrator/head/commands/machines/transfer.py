@@ -22,6 +22,7 @@ from orchestrator.head.connect.transport import Transport
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.schedulers.backend import backend_of
 from orchestrator.head.screen import failures, output, styles
+from orchestrator.head.screen.events import event_listener
 from orchestrator.head.screen.output import Column, Table, Terminal
 from orchestrator.head.screen.progress import ProgressBar
 from orchestrator.head.transfer import pull as pulling
@@ -217,7 +218,7 @@ def push_files(chosen: Chosen, source: Path, destination: str | None, *, dry_run
     said: list[str] = []
     with (
         ProgressBar("sending", nodes=len(targets)) as progress,
-        output.messages_to(said.append),
+        event_listener(draw=lambda event: said.append(event.words())),
     ):
         parts = pushing.push_cargo(transport, targets, cargo, progress, dry_run=dry_run)
     code = exit_code(parts)

@@ -50,7 +50,8 @@ from orchestrator.head.commands.sweep.space import Member, Variable
 from orchestrator.head.connect import fleet
 from orchestrator.head.follow.streams.node_logs import log_files
 from orchestrator.head.screen import output, styles
-from orchestrator.head.screen.output import Column, Table, Terminal, say, write_out
+from orchestrator.head.screen.events import say
+from orchestrator.head.screen.output import Column, Table, Terminal, write_out
 from orchestrator.head.start.nodes import ListedNodes, source_of
 from orchestrator.head.start.request import resolve_request
 from orchestrator.head.status.comparison import read_curves

@@ -13,10 +13,11 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.common import files
+from orchestrator.head.events import of_job
 from orchestrator.head.follow.monitors.watchers import Watcher
 from orchestrator.head.follow.streams.follower import NodeFollower
 from orchestrator.head.follow.verdict import FRAME, PACKAGES, Failure
-from orchestrator.head.screen.output import say
+from orchestrator.head.screen.events import tell
 from orchestrator.protocol.events import RankStacks
 from orchestrator.protocol.requests.follow import AskStuck, has_ended
 from orchestrator.records.experiment import Experiment
@@ -287,6 +288,6 @@ class HangMonitor(Watcher[Failure]):
                 if stacks.collectives:
                     path = path.with_name(f"node_{rank.node}_rank_{rank.rank}_collectives.json")
                     files.replace_file(path, stacks.collectives.encode("utf-8", "replace"))
-            say(f"the stacks and collectives of all ranks are in {directory}")
+            tell(of_job.StacksKept(str(directory)))
         except OSError as error:
-            say(f"{directory} cannot be written: {error.strerror}")
+            tell(of_job.FileUnwritable(str(directory), str(error.strerror)))

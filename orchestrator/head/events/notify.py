@@ -6,6 +6,7 @@ with the whole command is private to its owner, and is used only if no other log
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,16 +24,13 @@ from typing import Any
 from orchestrator.common import files
 from orchestrator.common.errors import UsageError
 from orchestrator.common.hiding import REDACTED, without_secrets
-from orchestrator.common.text import format_duration, plural
 from orchestrator.head.connect import fleet
-from orchestrator.head.follow import verdict
-from orchestrator.head.screen import tracebacks
+from orchestrator.head.events.of_job import AttemptOver, NotNotified
+from orchestrator.head.events.of_launch import AttemptBegins
+from orchestrator.head.screen.events import HeadEvent, event_listener, tell
 from orchestrator.head.screen.lines import clean_line
-from orchestrator.head.screen.output import say
 from orchestrator.protocol.message import encode_value
-from orchestrator.records import manifest
 from orchestrator.records.experiment import NOTIFY, Experiment, JobRecord
-from orchestrator.records.outcome import JobVerdict
 
 # The time limit of a command.
 SECONDS = 10.0
@@ -99,17 +97,26 @@ def notifier_of(experiment: Experiment, record: JobRecord) -> Notifier:
         try:
             commands = kept_commands(experiment)
         except UsageError as error:
-            say(f"no command is notified: {error.what}")
-    return Notifier(commands, manifest.working_tree(experiment) if commands else "")
+            tell(NotNotified(f"no command is notified: {error.what}"))
+    return Notifier(commands)
+
+
+@contextlib.contextmanager
+def job_notifier(experiment: Experiment, record: JobRecord) -> Iterator[None]:
+    """Within the block, run the commands of a job for its events; wait for them at the end."""
+    notifier = notifier_of(experiment, record)
+    try:
+        with event_listener(notify=notifier.hear):
+            yield
+    finally:
+        notifier.close()
 
 
 class Notifier:
     """Runs the notify commands for each event of a job, one after the other, in its own thread."""
 
-    def __init__(self, commands: Sequence[str], tree: str = "") -> None:
+    def __init__(self, commands: Sequence[str]) -> None:
         self.commands = commands
-        # The user's own working tree, which replaces snapshots in the paths of a verdict.
-        self.tree = tree
         self.notices: queue.SimpleQueue[Notice | None] = queue.SimpleQueue()
         # The first problem by command; an empty string once it was reported.
         self.problems: dict[str, str] = {}
@@ -125,17 +132,20 @@ class Notifier:
                 if problem:
                     self.problems.setdefault(words, str(problem))
 
-    def over(self, record: JobRecord) -> None:
-        """Queue the event for the end of a job, or of an attempt that is followed by another."""
-        kind, text, cause = ending_event(record)
-        self.notices.put(without_secrets(notice_of(kind, record, text, cause, self.tree)))
+    def hear(self, event: HeadEvent) -> None:
+        """Queue the end of a job, or of an attempt that is followed by another."""
+        if isinstance(event, AttemptOver):
+            self.notices.put(without_secrets(notice_of(event)))
+        elif isinstance(event, AttemptBegins):
+            self.report()
 
     def report(self) -> None:
-        """Print the first problem of each command once; the job is not affected."""
+        """Tell the first problem of each command once; the job is not affected."""
         for words, problem in list(self.problems.items()):
             if problem:
                 self.problems[words] = ""
-                say(f"--notify {shown_command(words)}: {problem}; this is said once")
+                what = f"--notify {shown_command(words)}: {problem}; this is said once"
+                tell(NotNotified(what))
 
     def close(self, seconds: float = LAST_SECONDS) -> None:
         """Wait up to `seconds` for running commands, then report problems."""
@@ -143,7 +153,7 @@ class Notifier:
         if self.thread is not None:
             self.thread.join(seconds)
             if self.thread.is_alive():
-                say(f"--notify: not all commands ended within {seconds:g} s")
+                tell(NotNotified(f"--notify: not all commands ended within {seconds:g} s"))
         self.report()
 
 
@@ -178,39 +188,15 @@ def run_command(words: str, notice: Notice, seconds: float = SECONDS) -> str:
 # -- the events ---------------------------------------------------------------------------------
 
 
-def ending_event(record: JobRecord) -> tuple[str, str, JobVerdict | None]:
-    """Return the kind of event for an attempt's end, its text, and the verdict of a failure."""
-    if record.goes_on:
-        last = record.attempts[-1]
-        at = "" if last.step is None else f" at step {last.step}"
-        which = f"attempt {last.number} of at most {1 + record.launch.max_restarts} {last.state}"
-        text = f"is started again: {which} after {format_duration(last.ended - last.started)}{at}"
-        return "restart", text, last.verdict
-    seconds = format_duration((record.ended or 0.0) - record.started)
-    after = f"after {seconds} on {plural(len(record.nodes), 'node')}"
-    if record.state in ("failed", "lost"):
-        how = "failed" if record.state == "failed" else "lost a node"
-        return "failure", f"{how} {after}", record.verdict
-    was = "is done" if record.state == "done" else f"was {record.state}"
-    return "end", f"{was} {after}: {record.experiment}", None
-
-
-def notice_of(
-    kind: str, record: JobRecord, words: str, cause: JobVerdict | None = None, tree: str = ""
-) -> Notice:
-    """Return an event; its text has a title on the first line, then the lines of the verdict."""
-    name = Path(record.experiment).name
-    lines = f"{name} {words}".splitlines()
-    if cause is not None:
-        cause = tracebacks.own_paths_in_verdict(cause, tree)
-        lines += verdict.verdict_to_lines(cause)
-        cause = replace(cause, traceback=cause.traceback[-MOST_TRACE:])
+def notice_of(event: AttemptOver) -> Notice:
+    """Return what a command receives of the end of a job or of an attempt."""
+    record, cause = event.record, event.cause
     # Lines may quote a node's output: control characters are removed from them.
-    text = "\n".join(map(clean_line, lines))
+    text = "\n".join(map(clean_line, event.words().splitlines()))
     ended = record.attempts[-1].ended if record.goes_on else record.ended
     return {
-        "event": kind,
-        "experiment": name,
+        "event": event.kind,
+        "experiment": Path(record.experiment).name,
         "path": record.experiment,
         "job": record.job,
         "state": record.state,
@@ -218,5 +204,5 @@ def notice_of(
         "time": ended or time.time(),
         "head": os.uname().nodename,
         "text": text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ...",
-        "verdict": encode_value(cause),
+        "verdict": encode_value(cause and replace(cause, traceback=cause.traceback[-MOST_TRACE:])),
     }

@@ -9,8 +9,9 @@ import pytest
 
 from orchestrator.common.errors import UsageError
 from orchestrator.config.launch import Launch, LaunchArguments
-from orchestrator.head.follow import notify
-from orchestrator.head.follow.notify import Notifier, notifier_of, run_command
+from orchestrator.head.events import notify
+from orchestrator.head.events.notify import Notifier, notifier_of, run_command
+from orchestrator.head.follow.conclusion import end_of_attempt
 from orchestrator.head.start import record as recording
 from orchestrator.head.start.request import resolve_request
 from orchestrator.records.experiment import NOTIFY, Attempt, Experiment, JobRecord, NodeRecord
@@ -89,6 +90,7 @@ CAUSE = JobVerdict(
 )
 
 
+EXPERIMENT = Experiment(Path("/e/run_1"))
 EVENT = {"event": "end", "experiment": "run_1"}
 
 
@@ -104,7 +106,7 @@ def record(state: str = "failed", **more: Any) -> JobRecord:
 
 def test_failure_event_has_verdict(tmp_path: Path, said: list[str]) -> None:
     notifier = Notifier([f"cat > {tmp_path}/told"])
-    notifier.over(record())
+    notifier.hear(end_of_attempt(EXPERIMENT, record()))
     notifier.close()
     assert not said
     told = json.loads((tmp_path / "told").read_text())
@@ -119,7 +121,7 @@ def test_failure_event_has_verdict(tmp_path: Path, said: list[str]) -> None:
 def test_failing_command_is_reported_once_without_arguments(said: list[str]) -> None:
     notifier = Notifier(["sh -c 'exit 3' hidden"])
     for _ in range(3):
-        notifier.over(record())
+        notifier.hear(end_of_attempt(EXPERIMENT, record()))
     notifier.close()
     assert said == ["--notify sh (redacted): exit code 3; this is said once"]
 
@@ -128,7 +130,7 @@ def test_slow_command_delays_neither_head_nor_others(tmp_path: Path, said: list[
     slow = f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done"
     notifier = Notifier([slow, f"echo >> {tmp_path}/told"])
     for _ in range(3):
-        notifier.over(record())
+        notifier.hear(end_of_attempt(EXPERIMENT, record()))
     began = time.monotonic()
     notifier.close(0.5)
     assert time.monotonic() - began < 5
@@ -142,8 +144,9 @@ def test_command_receives_event_as_json_and_environment(tmp_path: Path, said: li
     command = f'cat > "{tmp_path}/$NOTIFY_EVENT"; env > {tmp_path}/env; echo done'
     notifier = Notifier([command])
     attempt = Attempt(1, "j", 100.0, 130.0, "failed", 1, CAUSE, ["a", "b"], step=7, restarted=True)
-    notifier.over(record("restarting", attempts=[attempt], ended=None, verdict=None))
-    notifier.over(record("done", verdict=None))
+    again = record("restarting", attempts=[attempt], ended=None, verdict=None)
+    for each in (again, record("done", verdict=None)):
+        notifier.hear(end_of_attempt(EXPERIMENT, each))
     notifier.close()
     assert not said
     restart, end = (json.loads((tmp_path / name).read_text()) for name in ("restart", "end"))
