@@ -87,9 +87,8 @@ def disk_words(node: NodeSample) -> Cell:
 def gpus_of(node: NodeSample) -> Cell:
     if node.checkup is None or node.checkup.gpus is None:
         return UNKNOWN
-    words = gpu_words(node.gpus)
     sick = any(gpu.problem for gpu in node.gpus)
-    return words, styles.FAILED if sick else styles.DONE if gpu_share(node) else ""
+    return gpu_words(node.gpus), (styles.FAILED if sick else styles.DONE if gpu_share(node) else "")
 
 
 def who_words(node: NodeSample) -> Cell:
@@ -184,7 +183,7 @@ class DetailRow:
 
 
 def rows_of_node(node: NodeSample) -> list[DetailRow]:
-    """Return each GPU of a node with its processes, then the users of its processors."""
+    """Return each GPU of a node with its processes, the users of its processors, and others."""
     parts = []
     holders = (node.checkup.holders or ()) if node.checkup is not None else ()
     for each in node.gpus:
@@ -198,6 +197,8 @@ def rows_of_node(node: NodeSample) -> list[DetailRow]:
         parts.append(
             DetailRow(f"{user.pid}", user.name, use, memory, user.user, user.job, pid=user.pid)
         )
+    if node.checkup is not None and (why := unknown_users(node.checkup)):
+        parts.append(DetailRow("others", why, f"{node.load.unseen:.1f} cores" if node.load else ""))
     return parts
 
 
@@ -247,8 +248,7 @@ def place_words(job: JobSample) -> str:
     short = fold_names(job.nodes)
     if "[" in short and len(short) <= LONGEST_PLACE:
         return short
-    more = f" and {len(job.nodes) - 2} more" if len(job.nodes) > 2 else ""
-    return ", ".join(job.nodes[:2]) + more
+    return ", ".join(job.nodes[:2]) + (f" and {len(job.nodes) - 2} more" * (len(job.nodes) > 2))
 
 
 def job_table(now: float) -> Table[JobSample]:

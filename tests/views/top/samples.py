@@ -26,11 +26,10 @@ def load(job: str = "", cores: float = 1.0) -> Load:
 
 
 def job(name: str, **fields: Any) -> JobSample:
-    known = JobSample(
+    return replace(JobSample(
         job=f"{name}-1f", user="ada", nodes=("one", "two"), since=NOW - 90, experiment=name,
         step=10, steps=40, loss=2.5, rate=1500.0, left=90.0,
-    )  # fmt: skip
-    return replace(known, **fields)
+    ), **fields)  # fmt: skip
 
 
 def rank(number: int, **fields: Any) -> RankProgress:

@@ -174,8 +174,9 @@ def test_keys_without_jobs_explain_and_q_quits() -> None:
     async def walk(app: Top, pilot: Pilot[None]) -> None:
         await pilot.press("s", "l")
         assert len(app.screen_stack) == 1
-        said = {each.message for each in app._notifications}
-        assert said == {"no job is seen on these nodes; 1 of 3 have not answered"}
+        assert {each.message for each in app._notifications} == {
+            "no job is seen on these nodes; 1 of 3 have not answered"
+        }
         await pilot.press("q")
         assert not app.is_running
 

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.protocol.facts import Checkup
 from orchestrator.protocol.requests.claims import ClaimEntry
 from orchestrator.records.metrics.progress import RankProgress
 from orchestrator.views.top import table
 from orchestrator.views.top.sample import CONNECTING, NodeSample, TopSample
-from tests.views.top.samples import gpu, job, sample
+from tests.views.top.samples import gpu, job, load, sample
 from tests.views.top.test_sample import CLAIM
 
 
@@ -28,6 +29,14 @@ def test_node_row_has_every_column() -> None:
     }
     assert two[4:] == ["none", "-", "0 B/s", "2 GB/s", "free"]
     assert gone == ["gone", *["-"] * 7, "it does not answer"]
+
+
+def test_users_that_a_login_cannot_see_are_told_with_reason() -> None:
+    hidden = NodeSample("x", Checkup(gpus=(), holders=(), load=load("a", 3.0).replace(unseen=2.0)))
+    assert table.NODES.words(hidden)[-1] == "ada, ?"
+    assert table.rows_of_node(hidden)[1:] == [
+        table.DetailRow("others", "in another container, or hidden", "2.0 cores")
+    ]
 
 
 def test_totals_count_nodes_gpus_and_jobs() -> None:
@@ -61,9 +70,8 @@ def test_job_row_has_every_column() -> None:
         "COMMAND": "a.py",
     }
     assert jobs.words(foreign) == ["x-1f", *["-"] * 5, "1 min 30 s", "ada", "one, two", "-"]
-    many = job("z", nodes=tuple(f"gpu{number}" for number in range(1, 65)))
     # Node lists use this notation.
-    assert jobs.words(many)[-2] == "gpu[1-64]"
+    assert jobs.words(job("z", nodes=tuple(f"n{i}" for i in range(1, 65))))[-2] == "n[1-64]"
     assert jobs.words(job("y", loss=None, lost=True))[2] == "NaN"
 
 
