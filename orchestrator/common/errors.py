@@ -5,7 +5,6 @@ Raise them where the cause is known; cli/run.py prints them all. Each type has i
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import sys
@@ -103,6 +102,9 @@ EMPTY = "is the variable set that it comes from?"
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return '; did you mean X?' or '', to append to an error about an unknown word."""
+    # Most commands do not need this import.
+    import difflib
+
     # Users may write HYBRID_SHARD for hybrid_shard.
     lower = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), list(lower), n=1, cutoff=0.5)

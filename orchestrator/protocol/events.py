@@ -230,10 +230,15 @@ class RankState(Message):
         if isinstance(event, RankExit):
             return self.replace(state=state, words=event.code)
         if isinstance(event, RankEnded):
-            peak = self.peak_kb if event.peak_kb is None else event.peak_kb
-            return self.replace(state=state, pid=event.pid, code=event.code, peak_kb=peak)
-        pid = event.pid if isinstance(event, RankStarted) else self.pid
-        return self.replace(state=state, pid=pid)
+            return self.replace(
+                state=state,
+                pid=event.pid,
+                code=event.code,
+                peak_kb=self.peak_kb if event.peak_kb is None else event.peak_kb,
+            )
+        return self.replace(
+            state=state, pid=event.pid if isinstance(event, RankStarted) else self.pid
+        )
 
 
 # -- lines ------------------------------------------------------------------------------------

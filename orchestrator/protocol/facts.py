@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import functools
-import ipaddress
 import re
-from typing import Optional, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 from orchestrator.protocol.message import Count, IpAddress, Message, NodeTime
 
-AnyAddress = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
-IpNetwork = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
+if TYPE_CHECKING:
+    # A node does not need this import.
+    import ipaddress
+
+    AnyAddress = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
+    IpNetwork = Union[ipaddress.IPv4Network, ipaddress.IPv6Network]
 
 
 class Address(Message, kw_only=False):
@@ -22,6 +25,8 @@ class Address(Message, kw_only=False):
 
     @property
     def ip(self) -> AnyAddress:
+        import ipaddress
+
         return ipaddress.ip_address(self.address)
 
     @property
@@ -32,6 +37,8 @@ class Address(Message, kw_only=False):
 @functools.cache
 def network_of(address: str, prefix: int) -> IpNetwork:
     """Return the network of an address; cached, as a plan asks for those of all nodes often."""
+    import ipaddress
+
     longest = ipaddress.ip_address(address).max_prefixlen
     return ipaddress.ip_network(f"{address}/{min(prefix, longest)}", strict=False)
 
@@ -67,6 +74,8 @@ class Gid(Message, kw_only=False):
     @property
     def ip(self) -> Optional[AnyAddress]:
         """Return the IP address of a RoCE GID, or None."""
+        import ipaddress
+
         try:
             address = ipaddress.IPv6Address(self.gid)
         except ValueError:

@@ -62,8 +62,7 @@ def unpack_entries(listing: bytes) -> tuple[ManifestEntry, ...]:
     if ends > FIELDS * MOST_ENTRIES or ends % FIELDS or listing[-1:] not in (b"", b"\0"):
         raise Nonsense("not a list of files")
     fields = listing.split(b"\0")[:-1]
-    rows = zip(*(fields[column::FIELDS] for column in range(FIELDS)))
-    entries = tuple(_entry(*row) for row in rows)
+    entries = tuple(map(_entry, *(fields[column::FIELDS] for column in range(FIELDS))))
     _refuse_nested(entries)
     return entries
 

@@ -124,14 +124,14 @@ class Spec(Placement):
 
     def at(self, place: Placement) -> Spec:
         """Return the spec of this node's part in a later attempt, at its place there."""
-        names = {
-            "ORCHESTRATOR_JOB": place.job,
-            "NODE_RANK": str(place.node),
-            "NNODES": str(place.nnodes),
-        }
         return self.replace(
             **vars(place),
-            env={**self.env, **names},
+            env={
+                **self.env,
+                "ORCHESTRATOR_JOB": place.job,
+                "NODE_RANK": str(place.node),
+                "NNODES": str(place.nnodes),
+            },
             attached=True,
             listener=None,
         )

@@ -82,8 +82,11 @@ class Activity:
 
 def step_times(run: RunDir) -> dict[str, float]:
     """Return the time of the last step of each rank that reports its steps."""
-    entries = (entry for entry in os.scandir(run.path) if entry.name.startswith("step_"))
-    return {entry.name: entry.stat().st_mtime for entry in entries}
+    return {
+        entry.name: entry.stat().st_mtime
+        for entry in os.scandir(run.path)
+        if entry.name.startswith("step_")
+    }
 
 
 def rank_pids(run: RunDir) -> dict[int, int]:

@@ -10,6 +10,7 @@ import contextlib
 import errno
 import os
 import re
+import resource
 import select
 import signal
 import socket
@@ -91,10 +92,15 @@ def find_process(pid: int) -> Process | None:
     return Process(pid, int(fields[19]), int(fields[1]), state, name, own, waited, memory, flags)
 
 
+def own_limits() -> list[tuple[int, int, int]]:
+    """Return each limit of this process as (kind, soft, hard)."""
+    kinds = sorted({v for n, v in vars(resource).items() if n.startswith("RLIMIT_")})
+    return [(kind, *resource.getrlimit(kind)) for kind in kinds]
+
+
 def start_time(process: Process) -> float:
     """Return the start time of a process, in Unix seconds."""
-    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
-    return booted + process.started / TICKS
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.started / TICKS
 
 
 def catches_signal(pid: int, signum: int) -> bool:
@@ -324,9 +330,6 @@ def peer_user(connection: socket.socket) -> int:
 
 def error_in_words(error: BaseException) -> str:
     """Return a system error as text: which limit of the login, or which file and why."""
-    # The probe does not need this import.
-    import resource
-
     no_process = none_left(error)
     if no_process or not isinstance(error, OSError) or not error.strerror:
         return no_process or str(error)
@@ -346,9 +349,6 @@ def none_left(error: BaseException) -> str:
     no_thread = isinstance(error, RuntimeError) and "can't start new thread" in str(error)
     if not no_thread and not isinstance(error, BlockingIOError):
         return ""
-    # The probe does not need this import.
-    import resource
-
     limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
     allowed = "any number" if limit == resource.RLIM_INFINITY else str(limit)
     return (

@@ -56,8 +56,11 @@ def make_resume_dir(first: RunDir) -> str:
 def is_ours(path: str) -> bool:
     """Return True for a directory that only this user can enter: any user may create the name."""
     status = os.lstat(path)
-    private = not stat.S_IMODE(status.st_mode) & 0o077
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and private
+    return (
+        stat.S_ISDIR(status.st_mode)
+        and status.st_uid == os.getuid()
+        and not stat.S_IMODE(status.st_mode) & 0o077
+    )
 
 
 def remove_resume_dir(run: RunDir) -> bool:

@@ -16,14 +16,13 @@ import resource
 import selectors
 import shutil
 import signal
-import subprocess
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.common import files, hiding
-from orchestrator.common.program import path_with
 from orchestrator.node.job import hang, processes, resume_dir
+from orchestrator.node.job.agent_environment import agent_environment
 from orchestrator.node.job.job_processes import JobProcesses
 from orchestrator.node.job.part.event_file import EventFile, Listeners
 from orchestrator.node.job.part.job_log import (
@@ -49,7 +48,6 @@ from orchestrator.node.job.ranks.agent_start import (
     AgentStart,
     apply_settings,
     limits_with_room,
-    own_limits,
     prctl,
 )
 from orchestrator.node.job.run_directory import RunDir, SystemLog, listen_in
@@ -60,6 +58,9 @@ from orchestrator.protocol.events import EndOrder, Event, RankEnded, RankEvent
 from orchestrator.protocol.message import decode_value
 from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.version import OWN
+
+if TYPE_CHECKING:
+    import subprocess
 
 PR_SET_CHILD_SUBREAPER = 36
 # The streams of torchrun: while the job runs, and after all ranks of this node have ended well.
@@ -90,7 +91,7 @@ class Supervisor:
         self.agent: subprocess.Popen[bytes] | None = None
         self.agent_code: int | None = None
         self.processes = JobProcesses(run.job, run.node, os.getpid())
-        self.limits = own_limits()
+        self.limits = processes.own_limits()
         if not self.spec.node and self.spec.nnodes > 1:
             self.limits = limits_with_room(self.limits)
         self.killed: dict[int, str] = {}
@@ -162,6 +163,9 @@ class Supervisor:
         )
 
     def spawn_agent(self, start: AgentStart, output: int) -> subprocess.Popen[bytes]:
+        # A warm start does not need this import.
+        import subprocess
+
         return subprocess.Popen(
             start["command"],
             env=start["environment"],
@@ -374,8 +378,13 @@ class Supervisor:
             # A killed torchrun does not mean that its ranks ended before it.
             if code > 0:
                 self.ranks.note_gone()
-            reason = f"torchrun on node {self.run.node} ended with {code}"
-            self.lease.pass_on(EndOrder(why=reason, grace=self.grace, failed=True))
+            self.lease.pass_on(
+                EndOrder(
+                    why=f"torchrun on node {self.run.node} ended with {code}",
+                    grace=self.grace,
+                    failed=True,
+                )
+            )
         self.sweep()
 
     def sweep(self) -> None:
@@ -433,8 +442,10 @@ class Supervisor:
     def last_event(self, left: list[Process]) -> events.Ended:
         more: dict[str, Any] = {}
         if self.agent_code:
-            output = self.log.last.get(AGENT, b"") + self.log.last.get(GOODBYE, b"")
-            more = {**self.evidence.now(), "said": last_words(output)}
+            more = {
+                **self.evidence.now(),
+                "said": last_words(self.log.last.get(AGENT, b"") + self.log.last.get(GOODBYE, b"")),
+            }
         return events.Ended(
             time=time.time(),
             agent=self.agent_code,
@@ -450,25 +461,10 @@ class Supervisor:
         )
 
 
-def agent_environment(spec: Spec, run: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return torchrun's environment, which the ranks inherit, in a login with this `environ`."""
-    env = {**environ, **spec.env, "ORCHESTRATOR_RUN": run}
-    env["PATH"] = path_with(spec.agent[0], env.get("PATH", os.defpath))
-    # torchrun starts in another directory, but `.` and `src` mean the workdir.
-    if env.get("PYTHONPATH"):
-        entries = env["PYTHONPATH"].split(os.pathsep)
-        places = (os.path.join(spec.workdir, entry) if entry else spec.workdir for entry in entries)
-        env["PYTHONPATH"] = os.pathsep.join(places)
-    for name in spec.unset:
-        env.pop(name, None)
-    return env
-
-
 def main(job: str, node: str, make: Callable[[RunDir], Supervisor] = Supervisor) -> None:
     """Run a job in this process; its standard output is read by the server alone."""
     ready = os.dup(1)
-    null = os.open(os.devnull, os.O_RDWR)
-    os.dup2(null, 1)
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)
     run_job(make(RunDir(job, int(node))), ready)
 
 

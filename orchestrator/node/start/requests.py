@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import signal
-import subprocess
 
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.run_directory import RunDir
@@ -114,7 +113,8 @@ def run_hook(
     text: str, env: dict[str, str], workdir: str, umask: int = -1
 ) -> tuple[dict[str, str], list[str]]:
     """Return the variables that the hook (set, unset), with `env` added to this environment."""
-    # The probe does not need this import.
+    # A start without a hook does not need these imports.
+    import subprocess
     import tempfile
 
     before = {**os.environ, **env}

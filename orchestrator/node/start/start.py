@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import select
-import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
@@ -26,6 +25,8 @@ from orchestrator.protocol.spec import Spec
 from orchestrator.protocol.version import OWN
 
 if TYPE_CHECKING:
+    import subprocess
+
     from orchestrator.node.warm.standbys import WarmSupervisor
 
 # The head receives the reason of a failure this long before its own timeout.
@@ -124,6 +125,9 @@ def start_supervisor(session: ServerSession, run: RunDir, spec: Spec) -> tuple[i
         if warm is not None:
             supervisor = warm
         else:
+            # A warm start does not need this import.
+            import subprocess
+
             supervisor = session.supervisor = subprocess.Popen(
                 [sys.executable, *OPTIONS, LIBRARY, "supervise", run.job, str(run.node)],
                 stdin=subprocess.DEVNULL,

@@ -12,10 +12,8 @@ import hashlib
 import json
 import os
 import re
-import secrets
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +22,9 @@ from typing import IO, NamedTuple
 
 from orchestrator.common import files, hiding
 from orchestrator.node.job import processes
+from orchestrator.node.job.agent_environment import agent_environment
 from orchestrator.node.job.processes import LOOK_SECONDS, OPTIONS, Process
-from orchestrator.node.job.ranks.agent_start import own_limits
 from orchestrator.node.job.run_directory import RunDir, connect_in, listen_in
-from orchestrator.node.job.supervisor import agent_environment
 from orchestrator.node.server.session import LIBRARY
 from orchestrator.node.warm.standby import receive_message, send_message
 from orchestrator.protocol.message import (
@@ -122,7 +119,7 @@ def login_identity(umask: int) -> str:
     """Return the properties that a process inherits from its login and keeps through exec."""
     lines = file_text("/proc/self/status").splitlines()
     status = [line for line in lines if line.partition(":")[0] in INHERITED]
-    hard = [hard for _, _, hard in own_limits()]
+    hard = [hard for _, _, hard in processes.own_limits()]
     group = SESSION.sub("session", file_text("/proc/self/cgroup"))
     return str((umask, status, os.getpriority(os.PRIO_PROCESS, 0), hard, group))
 
@@ -244,7 +241,10 @@ def spawn_standby(
     environ: Mapping[str, str],
 ) -> None:
     """Start the process in a new directory; a concurrent start may have created the same name."""
-    new = f"{path}.{secrets.token_hex(4)}"
+    # A start from a standby does not need this import.
+    import subprocess
+
+    new = f"{path}.{os.urandom(4).hex()}"
     os.mkdir(new, 0o700)
     try:
         with listen_in(new) as server:
@@ -282,7 +282,7 @@ def spawn_standby(
 
 def claim_standby(standby: Standby) -> Standby | None:
     """Return the standby, reserved for this caller by a rename, or None if another has it."""
-    own = f"{standby.directory}.{secrets.token_hex(4)}"
+    own = f"{standby.directory}.{os.urandom(4).hex()}"
     try:
         os.rename(standby.directory, own)
     except OSError:
@@ -348,7 +348,7 @@ def hand_job(
         "job": ["supervise", run.job, str(run.node)],
         "environ": dict(environ),
         "directory": os.getcwd(),
-        "limits": own_limits(),
+        "limits": processes.own_limits(),
         "numbers": [1, 2, *files[1:]],
     }
     try:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import subprocess
 from types import SimpleNamespace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from orchestrator.node.job import supervisor
 from orchestrator.node.job.ranks.agent_start import AgentStart
@@ -14,6 +13,9 @@ from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.job.supervisor import Supervisor
 from orchestrator.node.warm.standby import send_message
 from orchestrator.protocol.timing import STANDBY_SECONDS
+
+if TYPE_CHECKING:
+    import subprocess
 
 
 class ForkedSupervisor(Supervisor):

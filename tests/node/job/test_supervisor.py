@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.node.job import supervisor
+from orchestrator.node.job.agent_environment import agent_environment
 from orchestrator.node.job.part import oom_evidence
 from orchestrator.node.job.part.part_end import HURRY_SECONDS
 from orchestrator.node.job.ranks import fast_torchrun, no_torchrun
@@ -138,11 +138,9 @@ for number in range(5_000):
 
 def test_pythonpath_entries_are_below_workdir() -> None:
     spec = bare_spec(agent=[sys.executable], workdir="/w", env={"PYTHONPATH": ".:/opt/a:src:"})
-    path = supervisor.agent_environment(spec, "/run", {})["PYTHONPATH"]
+    path = agent_environment(spec, "/run", {})["PYTHONPATH"]
     assert path.split(":") == ["/w/.", "/opt/a", "/w/src", "/w"]
-    assert "PYTHONPATH" not in supervisor.agent_environment(
-        bare_spec(agent=[sys.executable]), "/run", {}
-    )
+    assert "PYTHONPATH" not in agent_environment(bare_spec(agent=[sys.executable]), "/run", {})
 
 
 @pytest.mark.parametrize("code", [0, 3])

@@ -61,14 +61,17 @@ class LocalRanks:
 
     def all_ended(self, nproc: int) -> bool:
         """Return True if all `nproc` ranks have started and ended."""
-        ended = [rank for rank in self.known.values() if rank.state == "ended"]
-        return len(ended) == max(nproc, len(self.known))
+        ended = sum(rank.state == "ended" for rank in self.known.values())
+        return ended == max(nproc, len(self.known))
 
     @property
     def pids(self) -> dict[int, int]:
         """Return the PIDs of the running ranks."""
-        known = self.known.items()
-        return {n: rank.process.pid for n, rank in known if rank.process and rank.code is None}
+        return {
+            number: rank.process.pid
+            for number, rank in self.known.items()
+            if rank.process and rank.code is None
+        }
 
     @property
     def any_failed(self) -> bool:
@@ -76,8 +79,10 @@ class LocalRanks:
 
     @property
     def states(self) -> dict[int, RankState]:
-        known = self.known.items()
-        return {n: RankState(state=r.state, code=r.code, pid=r.pid) for n, r in known}
+        return {
+            number: RankState(state=rank.state, code=rank.code, pid=rank.pid)
+            for number, rank in self.known.items()
+        }
 
     # -- reports -----------------------------------------------------------------------------
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import subprocess
 import time
 from collections.abc import Container, Iterator
 from typing import Any
@@ -52,8 +51,12 @@ class Evidence:
         self.told: set[str] = set()
 
     def now(self) -> dict[str, Any]:
-        kills = [count - self.before.get(name, 0) for name, count in oom_kills().items()]
-        return {"oom_kills": max(kills, default=0), "shm_full": is_full(SHM)}
+        return {
+            "oom_kills": max(
+                (count - self.before.get(name, 0) for name, count in oom_kills().items()), default=0
+            ),
+            "shm_full": is_full(SHM),
+        }
 
     def look(self) -> list[str]:
         """Return the driver's messages since the last look; none if the kernel's log is unreadable.
@@ -88,8 +91,7 @@ class Evidence:
         if unheard and time.monotonic() - self.asked > FRESH_SECONDS:
             self.reported = in_journal(self.began)
             self.asked = time.monotonic()
-        ours = [line for line in self.reported if is_about(line, {pid})]
-        return tuple(ours[-MOST_LINES:])
+        return tuple([line for line in self.reported if is_about(line, {pid})][-MOST_LINES:])
 
 
 def is_about(line: str, pids: Container[int]) -> bool:
@@ -118,6 +120,9 @@ def kernel_messages(log: int) -> Iterator[str]:
 
 def in_journal(since: float) -> list[str]:
     """Return the driver's messages since a time, if this login may read the journal."""
+    # Most jobs do not need this import.
+    import subprocess
+
     words = ["journalctl", "-k", "-q", "--no-pager", "-o", "short", f"--lines={KEPT_LINES}"]
     try:
         done = subprocess.run(

@@ -9,13 +9,16 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.ranks.agent_start import PR_SET_PDEATHSIG, prctl
 from orchestrator.node.job.run_directory import RunDir
+
+if TYPE_CHECKING:
+    import subprocess
 
 # Sampling must not slow down the start, and a shorter job has nothing to show.
 AFTER_SECONDS = 2.0
@@ -52,6 +55,9 @@ class SamplerProcess:
         except OSError:
             return None
         os.set_blocking(reading, False)
+        # Imported this late, so that it does not slow down the start.
+        import subprocess
+
         # If no process can be started, the job goes on without samples.
         with contextlib.suppress(OSError):
             self.process = subprocess.Popen(
@@ -69,6 +75,8 @@ class SamplerProcess:
         """Kill the sampler: all its lines are whole. One that hangs in the kernel is left."""
         self.due = float("inf")
         if self.process is not None:
+            import subprocess
+
             self.process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(END_SECONDS)

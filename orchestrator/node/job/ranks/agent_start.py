@@ -39,12 +39,6 @@ def prctl(option: int, value: int) -> None:
     PRCTL(option, value, 0, 0, 0)
 
 
-def own_limits() -> Limits:
-    """Return the limits of this process."""
-    kinds = sorted({v for n, v in vars(resource).items() if n.startswith("RLIMIT_")})
-    return [(kind, *resource.getrlimit(kind)) for kind in kinds]
-
-
 def limits_with_room(known: Limits) -> Limits:
     """Return limits with the most open files allowed: node 0's torchrun hosts the store of all."""
     files = resource.RLIMIT_NOFILE
