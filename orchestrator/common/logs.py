@@ -11,7 +11,7 @@ import collections
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -118,12 +118,8 @@ def show_log_on_terminal(level: int, write: Callable[[str], None]) -> None:
 # -- for a job --------------------------------------------------------------------------------
 
 
-def hold_lines(secrets: Iterable[str] = ()) -> None:
-    """Hold what is logged from now on for the head.log of a job that has no directory yet.
-
-    These secrets are hidden in it, in the job's records and on the terminal.
-    """
-    hiding.held.extend(secrets)
+def hold_lines() -> None:
+    """Hold what is logged from now on for the head.log of a job that has no directory yet."""
     PACKAGE.setLevel(logging.DEBUG)
     if not is_holding_lines():
         PACKAGE.addHandler(Held())

@@ -34,7 +34,7 @@ from orchestrator.head.screen.events import say
 from orchestrator.head.start.claims import without_claims
 from orchestrator.head.start.launch import discarded_on_error, start_job
 from orchestrator.head.start.nodes import Nodes, settle_node
-from orchestrator.head.start.parts import Prepared, first_placement, make_plan
+from orchestrator.head.start.parts import Prepared, first_placement, make_plan, run_hook
 from orchestrator.head.start.record import Running, record_job
 from orchestrator.head.start.request import resolve_request
 from orchestrator.protocol.control import (
@@ -278,7 +278,9 @@ def make(request: LaunchRequest, mine: MachinePart, nodes: Nodes, agreed: Agreed
         master_ip=queue.resolve_name(mine.master),
         index=mine.rank,
     )
-    return make_plan(request, nodes, agreed.job, agreed.experiment, layout)
+    return run_hook(
+        make_plan(request, nodes, agreed.job, agreed.experiment, layout), nodes, request
+    )
 
 
 # -- the meeting of all machines --------------------------------------------------------------

@@ -47,24 +47,34 @@ HOME = "~/.orchestrator/code/snapshots"
 R = TypeVar("R")
 
 
-def reach_with_code(request: LaunchRequest) -> tuple[LaunchRequest, Nodes]:
-    """Connect to all nodes while the working tree is scanned; send it to those that lack it."""
+def reach_while_scanning(request: LaunchRequest) -> Nodes:
+    """Connect to all nodes while the working tree is scanned, if they may need it."""
     if not needs_code(request):
-        return request, reach_nodes(request)
+        return reach_nodes(request)
     scan = begin_scan(request)
     try:
-        nodes = reach_nodes(request)
-        wanted = [node for node in nodes.reached if gets_snapshot(request, node)]
-        if not wanted:
-            named = all(is_placed(request, node) for node in nodes.reached)
-            return request, replace(nodes, scan=None if named else scan)
-        request = relative_request(request)
-        log.info("brings the code to %s", [node.node.name for node in wanted])
-        checked = bring_code(request, wanted, len(nodes.reached), scan)
-        return request, replace(with_snapshots(nodes, wanted, checked), scan=scan)
+        return replace(reach_nodes(request), scan=scan)
     except BaseException:
         scan.cancel()
         raise
+
+
+def send_code(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, Nodes]:
+    """Send the working tree to the nodes that lack it; they get its snapshot as their workdir."""
+    if nodes.scan is None:
+        return request, nodes
+    wanted = [node for node in nodes.reached if gets_snapshot(request, node)]
+    if not wanted:
+        named = all(is_placed(request, node) for node in nodes.reached)
+        return request, replace(nodes, scan=None if named else nodes.scan)
+    request = relative_request(request)
+    log.info("brings the code to %s", [node.node.name for node in wanted])
+    try:
+        checked = bring_code(request, wanted, len(nodes.reached), nodes.scan)
+    except BaseException:
+        nodes.scan.cancel()
+        raise
+    return request, with_snapshots(nodes, wanted, checked)
 
 
 def expect_code(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, Nodes]:

@@ -38,7 +38,7 @@ from orchestrator.head.screen import failures, output
 from orchestrator.head.screen.events import tell
 from orchestrator.head.screen.progress import counted_work
 from orchestrator.head.start import claims, record, selection
-from orchestrator.head.start.code import expect_code, reach_with_code
+from orchestrator.head.start.code import expect_code, reach_while_scanning, send_code
 from orchestrator.head.start.gather import Gathered, Gathering, NotBack, refuse_if_stopped
 from orchestrator.head.start.nodes import ListedNodes, Nodes, reach_nodes
 from orchestrator.head.start.parts import (
@@ -46,6 +46,7 @@ from orchestrator.head.start.parts import (
     first_placement,
     make_plan,
     placements_of_attempt,
+    run_hook,
     spare_plan,
     spec_of_node,
     start_patience,
@@ -79,19 +80,24 @@ IN_DOUBT = (
 
 def launch(request: LaunchRequest, queued: Callable[[], None] = lambda: None) -> Running:
     """Start a job on all of its nodes or on none; call `queued` before waiting for a turn."""
-    job_log.hold_lines(request.secrets)
+    job_log.hold_lines()
     interrupt.call_before_exit(partial(keep_log_of_no_job, cache_directory() / "launch.log"))
     log.info("launches %s from %s", request.target.name or "the engine", request.directory)
     if request.config.launch.after:
         queued()
         claims.wait_for_others(request)
-    request, nodes = reach_with_code(request)
+    nodes = reach_while_scanning(request)
+    # Before it waits for GPUs: what was typed is what runs.
+    request, nodes = send_code(request, nodes)
     times = {"begin": request.begun, "reached": nodes.at, "synced": time.time()}
     request, nodes = hold_nodes(request, nodes, queued)
+    if request.payload is not None:
+        check_python(nodes.probed)
     experiment = create_directory(request, nodes)
     with discarded_on_error(experiment):
         job = f"{experiment.name}-{secrets.token_hex(3)}"
         planned = make_plan(request, nodes, job, str(experiment.path))
+        planned = run_hook(planned, nodes, request)
         times["planned"] = time.time()
         selection.check_nodes(request, nodes)
         times["checked"] = time.time()
@@ -118,7 +124,8 @@ def rehearse_launch(request: LaunchRequest) -> Plan:
     name = request.config.launch.name
     check_name(name)
     job = f"{name}_dry-run"
-    return make_plan(request, nodes, job, str(request.where.experiments.absolute() / job))
+    planned = make_plan(request, nodes, job, str(request.where.experiments.absolute() / job))
+    return run_hook(planned, nodes, request)
 
 
 def hold_nodes(
@@ -129,7 +136,11 @@ def hold_nodes(
     if not request.config.launch.queue:
         return held_now(request, nodes)
     queued()
-    return claims.wait_for_turn(request, nodes, partial(reach_with_code, request), held_now)
+
+    def reach_again() -> tuple[LaunchRequest, Nodes]:
+        return send_code(request, reach_while_scanning(request))
+
+    return claims.wait_for_turn(request, nodes, reach_again, held_now)
 
 
 def as_held(request: LaunchRequest, nodes: Nodes) -> LaunchRequest:
@@ -144,8 +155,6 @@ def held_now(request: LaunchRequest, nodes: Nodes) -> tuple[LaunchRequest, Nodes
 
 def create_directory(request: LaunchRequest, nodes: Nodes) -> Experiment:
     """Create the directory of a job; an interrupt before the job is recorded removes it."""
-    if request.payload is not None:
-        check_python(nodes.probed)
     interrupt.hold_interrupts()
     experiment = nodes.source.experiment(request.where.experiments, request.config.launch.name)
     # This holds until the job is recorded.

@@ -48,7 +48,10 @@ class Prepared:
 def make_plan(
     request: LaunchRequest, nodes: Nodes, job: str, directory: str, agreed: Layout | None = None
 ) -> Plan:
-    """Plan the job, or with `agreed` this machine's part of it (see plan.plan_job)."""
+    """Plan the job, or with `agreed` this machine's part of it (see plan.plan_job).
+
+    Nothing is asked of a node, and nothing is changed.
+    """
     log.info("plans job %s in %s", job, directory)
     probed, by = nodes.probed, request.accelerate
     if by and agreed is None:
@@ -57,10 +60,14 @@ def make_plan(
     planned = plan.plan_job(request, probed, job, directory, agreed)
     if by:
         planned = accelerate.plan_accelerate(planned, by, probed, agreed)
-    planned = after_hook(planned, nodes.reached, request)
     notes = (*request.notes, *nodes.notes, *planned.notes)
     spares = tuple(spare.node.name for spare in nodes.spares)
-    return plan_with_warnings(replace(planned, spares=spares, notes=notes), probed)
+    return replace(planned, spares=spares, notes=notes)
+
+
+def run_hook(planned: Plan, nodes: Nodes, request: LaunchRequest) -> Plan:
+    """Run the hook on the nodes; return the plan with its exports, and warnings on variables."""
+    return plan_with_warnings(after_hook(planned, nodes.reached, request), nodes.probed)
 
 
 def spare_plan(prepared: Prepared, node: Reached, index: int) -> NodePlan:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from orchestrator.common import hiding
 from orchestrator.common.errors import UsageError, nearest_file
 from orchestrator.common.text import parse_seconds
 from orchestrator.config import load
@@ -47,10 +48,8 @@ def resolve_request(
     if by is not None:
         launch = accelerate.settle_launch(launch, by)
     if launch.no_torchrun:
+        refuse_without_torchrun(target, by)
         launch = replace(launch, nproc=1)
-        if target.kind == "engine" or by is not None:
-            what = "accelerate" if by is not None else "the built-in engine"
-            raise UsageError(f"{what} needs torchrun's ranks", "leave --no-torchrun out")
     if launch.name == Launch.name and "name" not in arguments.launch:
         launch = replace(launch, name=name_of(target))
     if launch.check != "none" and launch.workdir is None:
@@ -64,7 +63,7 @@ def resolve_request(
     check_tags(launch)
     notify = notifying.check_commands(launch.notify)
     launch = replace(launch, notify=tuple(map(notifying.shown_command, notify)))
-    return LaunchRequest(
+    request = LaunchRequest(
         where=arguments.where,
         config=replace(config, launch=launch),
         target=target,
@@ -84,6 +83,15 @@ def resolve_request(
             Path(os.path.normpath(Path.cwd() / file)) for file in arguments.env_file
         ),
     )
+    # From now on, nothing that is written or printed has them.
+    hiding.held.extend(request.secrets)
+    return request
+
+
+def refuse_without_torchrun(target: Target, by: accelerate.Accelerate | None) -> None:
+    if target.kind == "engine" or by is not None:
+        what = "accelerate" if by is not None else "the built-in engine"
+        raise UsageError(f"{what} needs torchrun's ranks", "leave --no-torchrun out")
 
 
 def target_of(arguments: LaunchArguments) -> Target:
