@@ -37,7 +37,10 @@ __all__ = ["LaunchRequest", "resolve_request"]
 def resolve_request(
     arguments: LaunchArguments, command: Sequence[str] | None = None
 ) -> LaunchRequest:
-    """Return the request of a launch; options win over the config, `command` goes to the record."""
+    """Return the request of a launch; options win over the config, `command` goes to the record.
+
+    From then on, nothing that is written or printed has its secrets.
+    """
     target, env = target_of(arguments), variables.user_variables(arguments, os.environ)
     file = arguments.config_file
     if file is None and target.kind == "engine" and arguments.payload is None:
@@ -83,7 +86,6 @@ def resolve_request(
             Path(os.path.normpath(Path.cwd() / file)) for file in arguments.env_file
         ),
     )
-    # From now on, nothing that is written or printed has them.
     hiding.held.extend(request.secrets)
     return request
 
