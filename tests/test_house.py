@@ -614,7 +614,7 @@ BUDGETS = {
     "head/screen": 1084,
     "head/status": 438,
     "head/plan": 1088,
-    "head/start": 1840,
+    "head/start": 1842,
     "head/transfer": 1251,
     "node/job": 2595,
     "node/peers": 415,

@@ -37,10 +37,7 @@ __all__ = ["LaunchRequest", "resolve_request"]
 def resolve_request(
     arguments: LaunchArguments, command: Sequence[str] | None = None
 ) -> LaunchRequest:
-    """Return the request of a launch; options win over the config, `command` goes to the record.
-
-    From then on, nothing that is written or printed has its secrets.
-    """
+    """Return the request of a launch; options win over the config, `command` goes to the record."""
     target, env = target_of(arguments), variables.user_variables(arguments, os.environ)
     file = arguments.config_file
     if file is None and target.kind == "engine" and arguments.payload is None:
@@ -58,12 +55,9 @@ def resolve_request(
     if launch.check != "none" and launch.workdir is None:
         other_launchers.refuse_syntax_error(target)
     launch = replace(launch, activate=environment.absolute_activation(launch.activate))
-    environment.check_environment(launch.activate, launch.wrap)
-    if launch.warm is not None:
-        parse_seconds("--warm", launch.warm)
+    check_settings(launch)
     if launch.hook is None and DEFAULT_HOOK.is_file():
         launch = replace(launch, hook=str(DEFAULT_HOOK))
-    check_tags(launch)
     notify = notifying.check_commands(launch.notify)
     launch = replace(launch, notify=tuple(map(notifying.shown_command, notify)))
     request = LaunchRequest(
@@ -86,8 +80,16 @@ def resolve_request(
             Path(os.path.normpath(Path.cwd() / file)) for file in arguments.env_file
         ),
     )
+    # From now on, nothing that is written or printed has them.
     hiding.held.extend(request.secrets)
     return request
+
+
+def check_settings(launch: Launch) -> None:
+    environment.check_environment(launch.activate, launch.wrap)
+    if launch.warm is not None:
+        parse_seconds("--warm", launch.warm)
+    check_tags(launch)
 
 
 def refuse_without_torchrun(target: Target, by: accelerate.Accelerate | None) -> None:
