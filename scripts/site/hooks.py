@@ -17,6 +17,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "scripts/examples"
 sys.path.insert(0, str(ROOT))
 
 import click  # noqa: E402
@@ -55,6 +56,10 @@ def on_files(files: Files, config: Any) -> Files:
     style = Path(__file__).with_name("site.css").read_text(encoding="utf-8")
     for name, text in (("commands.md", commands()), ("api.md", api()), ("site.css", style)):
         files.append(File.generated(config, name, content=text))
+    for path in sorted(EXAMPLES.rglob("*")):
+        if path.suffix in (".py", ".yaml") or path.name == "LICENSE":
+            name = f"examples/{path.relative_to(EXAMPLES)}"
+            files.append(File.generated(config, name, abs_src_path=str(path)))
     return files
 
 
@@ -62,7 +67,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn what GitHub and the tests read into what mkdocs does.
 
     A fence may name its file (```python train.py), or say that it is not run (```sh elsewhere).
-    A link out of docs/ leads to a file of the clone, which a site does not have: it becomes text.
+    A link out of docs/ leads to a file of the clone. The site has the examples; others become text.
     A how-to page or a recipe is one screen, so it has no table of contents beside it.
     """
     if page.file.src_uri.startswith(("guide/", "recipes/")):
@@ -70,6 +75,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     markdown = re.sub(r"^(```\w+) (\S+\.\w+)$", r'\1 title="\2"', markdown, flags=re.M)
     markdown = re.sub(r"^(```\w+) (?!title=).*$", r"\1", markdown, flags=re.M)
     up = re.escape("../" * page.file.src_uri.count("/"))
+    programs = rf"\(({up})\.\./scripts/(examples/[^)]*\.(?:py|yaml))\)"
+    markdown = re.sub(programs, r"(\1\2)", markdown)
     markdown = re.sub(rf"\[([^\]]+)\]\({up}\.\./[^)]*\)", r"\1", markdown)
     also = ALSO.get(page.file.src_uri)
     return f"{markdown}\n\nSearched as: {also}.\n{{ .also }}\n" if also else markdown

@@ -1,4 +1,4 @@
-"""The documentation as a site: all pages are in it, all links hold."""
+"""The documentation as a site: all pages and examples are in it, all links hold."""
 
 import html
 import json
@@ -21,10 +21,14 @@ ROOT = Path(__file__).parents[2]
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site; `strict` in mkdocs.yml makes an error of a warning about a link or an anchor."""
     site = tmp_path_factory.mktemp("docs") / "site"
-    command = [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(site)]
-    env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
-        command, cwd=ROOT, env=env, text=True, capture_output=True, check=False, timeout=300
+        [sys.executable, "-m", "mkdocs", "build", "--site-dir", str(site)],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        text=True,
+        capture_output=True,
+        check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     return site
@@ -56,3 +60,6 @@ def test_site_has_generated_pages(site: Path) -> None:
     assert commands.count("Use this ssh_config in place of yours") == 1
     api = (site / "api.html").read_text(encoding="utf-8")
     assert 'id="clusterlaunch"' in api and 'id="orchestratordistributedbarrier"' in api
+    recipe, program = site / "recipes/ddp.html", ROOT / "scripts/examples/ddp.py"
+    assert 'href="../examples/ddp.py"' in recipe.read_text(encoding="utf-8")
+    assert (site / "examples/ddp.py").read_bytes() == program.read_bytes()
