@@ -602,7 +602,7 @@ BUDGETS = {
     "head/connect": 1300,
     "head/events": 346,
     "head/follow": 2279,
-    "head/background": 141,
+    "head/background": 142,
     "head/commands": 1920,
     "head/doctor": 544,
     "head/environments": 351,

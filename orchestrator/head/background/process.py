@@ -98,7 +98,8 @@ class Background:
             if "event" in message and say is not None:
                 say(message["words"])
             elif "event" in message:
-                log.log(message["level"], "%s: %s", message["event"], message["words"])
+                words = output.printable_text(message["words"])
+                log.log(message["level"], "%s: %s", message["event"], words)
             elif "error" in message:
                 raise getattr(errors, message["error"])(message["what"], message["fix"])
             else:
