@@ -50,7 +50,7 @@ LEAVES = """
 import os, signal
 from pathlib import Path
 from orchestrator.common import interrupt
-from orchestrator.head.transfer.listing import marker_file
+from orchestrator.head.start.nodes import marker_file
 interrupt.install_handlers()
 with marker_file(Path("directory")):
     assert os.listdir("directory")

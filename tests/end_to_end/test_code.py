@@ -165,11 +165,14 @@ SAVES = """
 import os, pathlib, signal, time
 import mine
 rank, attempt = os.environ["RANK"], os.environ["ORCHESTRATOR_ATTEMPT"]
-state = pathlib.Path("state.txt")
+state, own, new = map(pathlib.Path, ("state.txt", "data/x", "data/new.txt"))
 before = state.read_text() if state.exists() else 0
 print("attempt", attempt, "imports", mine.X, "starts at", before)
+if attempt == "2":
+    print("it finds", own.read_text(), "and", new.read_text())
 if rank == "0":
-    state.write_text(f"step {attempt}")
+    for path in (state, own, new):
+        path.write_text(f"step {attempt}")
     pathlib.Path("ck").mkdir(exist_ok=True)
     pathlib.Path("ck/model.txt").write_text(attempt)
 if attempt == "1":
@@ -205,8 +208,13 @@ def test_files_placed_on_node_by_hand_are_neither_run_nor_written(
     assert command.text.count("attempt 1 imports 2 starts at 0") == 2, command.text
     assert command.text.count("attempt 2 imports 2 starts at step 1") == 2, command.text
     assert "ranks import the copy" in command.text
-    assert (head.experiment / "outputs/state.txt").read_text() == "step 2"
+    assert command.text.count("it finds step 1 and step 1") == 2, command.text
+    assert f"over the node's own {head.directory}/data/x" in command.text, command.text
+    for name in ("state.txt", "data/x", "data/new.txt"):
+        assert (head.experiment / "outputs" / name).read_text() == "step 2"
     for node in range(2):
         own = two_nodes.path(node, head.directory)
         assert (own / "state.txt").read_text() == f"by hand {node}"
         assert not (own / "ck/model.txt").exists()
+        assert not (own / "data/new.txt").exists()
+    assert (own / "data/x").read_text() == "data 1"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from orchestrator.common import interrupt
 from orchestrator.common.errors import NodeError, OrchestratorError, UsageError
 from orchestrator.common.hosts import join_names
 from orchestrator.common.text import plural
@@ -27,7 +31,7 @@ from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.schedulers import queue
 from orchestrator.head.screen import failures
 from orchestrator.head.screen.progress import counted_work
-from orchestrator.head.transfer.listing import marker_file
+from orchestrator.head.transfer.listing import OURS
 from orchestrator.head.transfer.scan import Scan
 from orchestrator.protocol.message import is_address
 from orchestrator.protocol.requests.machine import PortRequest, Probe
@@ -275,3 +279,33 @@ def route_peers(transport: Transport, active: Sequence[Node]) -> list[str]:
     """
     first, *others = (transport.host_of(node) for node in active)
     return list(dict.fromkeys([first, *filter(is_address, others)]))
+
+
+# -- nodes that share the directory -----------------------------------------------------------
+
+MARKER = os.fsdecode(OURS) + "marker-"
+
+
+@contextlib.contextmanager
+def marker_file(directory: Path) -> Iterator[str]:
+    """Create a file with a unique name while nodes look for it; those that see it share the disk.
+
+    Yields its path, or "" if it cannot be created: then no node counts as sharing the disk.
+    """
+    path = directory / f"{MARKER}{secrets.token_hex(8)}"
+    try:
+        path.touch(0o600, exist_ok=False)
+    except OSError:
+        yield ""
+        return
+
+    def remove() -> None:
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+    # Ctrl-C during the connecting exits at once, without running the finally block.
+    interrupt.call_before_exit(remove)
+    try:
+        yield str(path)
+    finally:
+        remove()

@@ -6,9 +6,10 @@ import contextlib
 import json
 import os
 import shlex
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -309,9 +310,7 @@ def make_manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any
         "python": sys.version.split()[0],
         "command": shlex.join(shown_command(request, request.command)),
         "directory": str(origin.directory if origin else Path.cwd()),
-        "code": origin.code
-        if origin
-        else listing.git_state(Path.cwd(), experiments_below(request)),
+        "code": origin.code if origin else git_state(Path.cwd(), experiments_below(request)),
         "tree": tree.digest if tree else None,
         "hook": digest_of_hook(request.hook),
         "rerun_of": origin.experiment if origin else None,
@@ -335,3 +334,44 @@ def make_manifest(prepared: Prepared, tree: Tree | None = None) -> dict[str, Any
             for machine, node in pairs
         ],
     }
+
+
+# -- the revision of the code --------------------------------------------------------------------
+
+
+# The time limit of each git command at a launch; a large tree on a network disk is slow.
+STATE_SECONDS = 5.0
+
+
+def git_state(directory: Path, apart: Iterable[bytes] = ()) -> dict[str, Any] | None:
+    """Return the revision and the edited files, None outside of a git repository or without git.
+
+    `apart` are directories below this one, such as experiments, which are not code even if git
+    tracks them.
+    """
+    commit = _git(directory, "rev-parse", "HEAD")
+    if not commit:
+        return None
+    paths = [":(top)", *(f":(exclude,literal){os.fsdecode(name)}" for name in apart)]
+    changed = _git(directory, "diff", "HEAD", "--name-only", "-z", "--", *paths)
+    return {
+        "commit": commit,
+        "branch": _git(directory, "rev-parse", "--abbrev-ref", "HEAD"),
+        "changed_files": [name for name in changed.split("\0") if name],
+    }
+
+
+def _git(directory: Path, *arguments: str) -> str:
+    command = ["git", *listing.NO_PROGRAMS, "--no-optional-locks", "-C", str(directory), *arguments]
+    try:
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=STATE_SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.rstrip("\n") if done.returncode == 0 else ""

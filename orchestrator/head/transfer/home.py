@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from orchestrator.common.hosts import join_names
 from orchestrator.common.text import format_bytes, plural
 from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.transfer.fetch import Fetch
@@ -72,8 +73,9 @@ def bring_outputs(
     if listing.checkpoints:
         stays[listing.place].append("its checkpoints")
     said = [f"{', '.join(each)} stay on the node, in {place}" for place, each in stays.items()]
-    if listing.left_out:
-        said.append(f"left out there: {', '.join(listing.left_out)}")
+    said += [f"left out there: {', '.join(listing.left_out)}"] * bool(listing.left_out)
+    over = [file.target for file in beside_code if file.target]
+    said += [f"the program wrote over the node's own {join_names(over)}"] * bool(over)
     new_files = not much and any(file.path in set(result.files) for file in beside_code)
     with_code = CodeOutputs(beside_code, listing.workdir) if new_files else None
     return said, with_code

@@ -5,20 +5,16 @@ Paths are bytes, relative to the directory. Only directories are read here, no f
 
 from __future__ import annotations
 
-import contextlib
 import fnmatch
 import glob
 import os
 import re
-import secrets
 import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from orchestrator.common import interrupt
 from orchestrator.common.errors import CheckFailed
 
 GIT_SECONDS = 60.0
@@ -223,74 +219,3 @@ def included(directory: bytes, patterns: Iterable[str]) -> Iterator[tuple[bytes,
                 yield from ((top, path) for path in walk(directory, top, MADE))
             elif os.path.lexists(whole):
                 yield top, top
-
-
-# -- its revision -----------------------------------------------------------------------------
-
-
-# The time limit of each git command at a launch; a large tree on a network disk is slow.
-STATE_SECONDS = 5.0
-
-
-def git_state(directory: Path, apart: Iterable[bytes] = ()) -> dict[str, Any] | None:
-    """Return the revision and the edited files, None outside of a git repository or without git.
-
-    `apart` are directories below this one, such as experiments, which are not code even if git
-    tracks them.
-    """
-    commit = _git(directory, "rev-parse", "HEAD")
-    if not commit:
-        return None
-    paths = [":(top)", *(f":(exclude,literal){os.fsdecode(name)}" for name in apart)]
-    changed = _git(directory, "diff", "HEAD", "--name-only", "-z", "--", *paths)
-    return {
-        "commit": commit,
-        "branch": _git(directory, "rev-parse", "--abbrev-ref", "HEAD"),
-        "changed_files": [name for name in changed.split("\0") if name],
-    }
-
-
-def _git(directory: Path, *arguments: str) -> str:
-    command = ["git", *NO_PROGRAMS, "--no-optional-locks", "-C", str(directory), *arguments]
-    try:
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=STATE_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.rstrip("\n") if done.returncode == 0 else ""
-
-
-# -- nodes that share the directory -----------------------------------------------------------
-
-MARKER = os.fsdecode(OURS) + "marker-"
-
-
-@contextlib.contextmanager
-def marker_file(directory: Path) -> Iterator[str]:
-    """Create a file with a unique name while nodes look for it; those that see it share the disk.
-
-    Yields its path, or "" if it cannot be created: then no node counts as sharing the disk.
-    """
-    path = directory / f"{MARKER}{secrets.token_hex(8)}"
-    try:
-        path.touch(0o600, exist_ok=False)
-    except OSError:
-        yield ""
-        return
-
-    def remove() -> None:
-        with contextlib.suppress(OSError):
-            path.unlink()
-
-    # Ctrl-C during the connecting exits at once, without running the finally block.
-    interrupt.call_before_exit(remove)
-    try:
-        yield str(path)
-    finally:
-        remove()

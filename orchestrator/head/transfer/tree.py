@@ -81,7 +81,7 @@ class Tree:
 
 
 def entry_of(file: OutputFile) -> ManifestEntry:
-    path, target = os.fsencode(file.path), os.fsencode(file.target)
+    path, target = os.fsencode(file.path), os.fsencode(file.target * (file.kind == "link"))
     return ManifestEntry(path, KINDS[file.kind], file.mode & 0o777, file.size, target, file.changed)
 
 

@@ -38,8 +38,7 @@ class CodeSession(SessionState):
                 self.store, request.snapshot, request.title, entries, first
             )
             self.unused.add(path)
-            linked = snapshot.link_own(path, root, request.beside, request.inputs, create=False)
-            snapshot.link_own(path, root, request.beside, request.outputs, create=True)
+            linked = snapshot.link_own(path, root, request.beside, request.outputs, request.inputs)
         workdir = os.fsdecode(root)
         return CheckedOut(
             workdir=workdir,

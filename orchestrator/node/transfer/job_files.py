@@ -70,7 +70,13 @@ def written_files(run: RunDir, request: AskJobFiles) -> JobFiles:
     for name, root in roots.items():
         after = max(since, whole_at(roots)) if name in (WORK, ABOVE) else since
         skip = partial(is_left, name, apart)
-        listing = Listing(root, skip, since=int(after * 1e9), until=until)
+        listing = Listing(
+            root,
+            skip,
+            since=int(after * 1e9),
+            until=until,
+            inputs=name == WORK and ABOVE in roots,
+        )
         try:
             listing.walk()
         except TimeoutError:
@@ -113,6 +119,9 @@ class FromMaster(TargetDirectory):
     def compare(self, *, dry_run: bool = False) -> Lacking:
         found = super().compare(dry_run=dry_run)
         coming = [self.entries[number] for number in self.missing]
+        # The master's file replaces a link, such as one to an input of this node.
+        for path in filter(os.path.islink, map(self.path_of, coming)):
+            os.unlink(path)
         if coming:
             self.known |= {self.path_of(entry): looks_of_entry(entry) for entry in coming}
             files.replace_file(note_of(self.run), json.dumps(self.known))
@@ -192,7 +201,7 @@ def is_left(name: str, apart: Collection[str], path: str, entry: os.DirEntry[str
 
 def saved_as(name: str, root: str, file: OutputFile) -> Iterator[OutputFile]:
     """Yield a listed file or link with the name of its directory; skip links that lead outside."""
-    target = file.target
+    target = file.target if file.kind == "link" else ""
     if os.path.isabs(target):
         target = os.path.relpath(target, os.path.join(root, os.path.dirname(file.path)))
     if file.kind == "file" or link_is_inside(file.path, target):

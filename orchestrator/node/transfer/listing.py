@@ -22,7 +22,8 @@ Skip = Callable[[str, "os.DirEntry[str]"], bool]
 class Listing:
     """A list of everything below a directory; links are not followed.
 
-    Files that have not changed since the time `since`, in nanoseconds, are left out.
+    Files that have not changed since the time `since`, in nanoseconds, are left out. With `inputs`,
+    the node's own files are listed as files of the snapshot (see snapshot.link_own).
     """
 
     def __init__(
@@ -33,9 +34,10 @@ class Listing:
         since: int = 0,
         until: float = math.inf,
         most: int = MOST,
+        inputs: bool = False,
     ) -> None:
         self.root, self.skip, self.since, self.until, self.most = root, skip, since, until, most
-        self.files: list[OutputFile] = []
+        self.inputs, self.files = inputs, list[OutputFile]()
         self.left_out: list[str] = []
         self.workdir = ""
 
@@ -68,8 +70,12 @@ class Listing:
             if is_half_file(entry.name) or self.skip(path, entry):
                 continue
             try:
-                status = entry.stat(follow_symlinks=False)
                 target = os.readlink(entry.path) if entry.is_symlink() else ""
+                status = entry.stat(
+                    follow_symlinks=self.inputs
+                    and target.endswith(f"/{path}")
+                    and os.path.isfile(entry.path)
+                )
             except OSError as error:
                 self.left_out.append(f"{path} ({error.strerror})")
                 continue
@@ -83,7 +89,8 @@ class Listing:
         elif not is_since(status, self.since):
             return
         elif stat.S_ISREG(status.st_mode):
-            file = file.replace(size=status.st_size)
+            # The program wrote through a link to the node's own file.
+            file = file.replace(size=status.st_size, target=target)
         elif target:
             file = OutputFile(path=path, kind="link", target=target)
         else:

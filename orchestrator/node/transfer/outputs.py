@@ -69,7 +69,7 @@ def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
     try:
         whole.workdir = run.read_spec().workdir
         above = snapshot.snapshot_of(Store(), whole.workdir)
-        found = snapshot.written_since_start(above, until) if above else []
+        found = snapshot.written_since_start(above, until, inputs=True) if above else []
     except TimeoutError:
         whole.left_out.append(f"{whole.workdir} (it takes too long to look through)")
         return
@@ -108,7 +108,8 @@ def files_of_path(path: str, base: str) -> OutputFiles:
 
 def read_piece(request: ReadFile) -> FilePiece:
     """Return a piece of a file; the caller must have checked that it was listed."""
-    with files.open_plain(os.path.join(request.place, request.path)) as file:
+    # A listed file may be a link to one of the node's own.
+    with files.open_plain(os.path.realpath(os.path.join(request.place, request.path))) as file:
         if request.changed not in (0, os.fstat(file.fileno()).st_mtime_ns):
             raise ValueError("it changed while it was read: fetch it again")
         data = os.pread(file.fileno(), min(request.size, PIECE_BYTES), request.offset)

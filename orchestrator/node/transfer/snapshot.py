@@ -14,7 +14,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 
 from orchestrator.common import files
 from orchestrator.node.job.run_directory import RunDir
@@ -30,6 +30,8 @@ OWNER, WHOLE = b".run", b".whole"
 # A tree up to this size is copied. Contents of a larger one are linked, each into one snapshot: a
 # job may write into its files, and the store sees by their times which it has to get again.
 COPIED_BYTES = 16 << 20
+# An input with more files and directories is one link.
+MOST_LINKS = 5000
 # After this time, a snapshot without a job counts as unused.
 UNUSED_SECONDS = 3600.0
 
@@ -118,27 +120,61 @@ def refuse_changed(kept: bytes, entry: ManifestEntry) -> None:
 
 
 def link_own(
-    path: bytes, root: bytes, directory: str, names: Iterable[str], *, create: bool
+    path: bytes, root: bytes, directory: str, outputs: Iterable[str], inputs: Iterable[str]
 ) -> list[str]:
-    """Link names of the node's own directory that the tree lacks; return those linked.
+    """Link what a node has in its own directory; return its inputs that the tree lacks, in words.
 
-    Missing ones are left out, or are created as directories.
+    An output is a link to a directory, which is created if it is missing. An input is a directory
+    with links to files, so that new files stay in the snapshot.
     """
-    source, linked = os.fsencode(os.path.expanduser(directory)), []
-    for name in dict.fromkeys(names):
-        own, here = (
-            os.path.normpath(os.path.join(each, os.fsencode(name))) for each in (source, root)
-        )
+
+    def places_of(name: str) -> tuple[bytes, bytes]:
+        own, here = (os.path.normpath(os.path.join(each, os.fsencode(name))) for each in sides)
         if not here.startswith(path + b"/") or (root + b"/").startswith(here + b"/"):
             raise ValueError(f"a path that leads out of the snapshot: {name[:60]!r}")
-        if create:
-            os.makedirs(own, exist_ok=True)
-        # Its whole directory may be linked.
+        return own, here
+
+    sides = (os.fsencode(os.path.expanduser(directory)), root)
+    written, found = dict(map(places_of, outputs)), list[str]()
+    for own in written:
+        os.makedirs(own, exist_ok=True)
+    read = {places_of(name): name for name in inputs}
+    for own, here in [*(each for each in read if each[0] not in written), *written.items()]:
+        # Its whole directory may be there.
         if os.path.exists(own) and not os.path.lexists(here):
             os.makedirs(os.path.dirname(here), mode=0o700, exist_ok=True)
-            os.symlink(own, here)
-            linked.append(name)
-    return linked
+            remark = link_files(own, here, written)
+            found += [] if own in written else [read[own, here] + remark]
+    return found
+
+
+def link_files(own: bytes, here: bytes, outputs: Collection[bytes]) -> str:
+    """Create an input as a directory; return a remark on one with too many files for that.
+
+    Such an input is one link, as are outputs, files and environments.
+    """
+    one = own in outputs or not os.path.isdir(own) or os.path.lexists(own + b"/bin/python")
+    inside = [] if one else list(itertools.islice(paths_in(own, outputs), MOST_LINKS + 1))
+    if one or len(inside) > MOST_LINKS:
+        os.symlink(own, here)
+        return "" if one else f" (over {MOST_LINKS:,} files: what is written there stays there)"
+    os.mkdir(here, 0o700)
+    for path, is_directory in inside:
+        if is_directory:
+            os.mkdir(here + path[len(own) :], 0o700)
+        else:
+            os.symlink(path, here + path[len(own) :])
+    return ""
+
+
+def paths_in(directory: bytes, left: Collection[bytes]) -> Iterator[tuple[bytes, bool]]:
+    """Yield the paths below a directory, parents first, with True for readable directories."""
+    for entry in os.scandir(directory):
+        if entry.path not in left:
+            inner = entry.is_dir(follow_symlinks=False) and os.access(entry.path, os.R_OK | os.X_OK)
+            yield entry.path, inner
+            if inner:
+                yield from paths_in(entry.path, left)
 
 
 # -- whose it is, and its end ---------------------------------------------------------------------
@@ -200,18 +236,20 @@ def owner(path: bytes) -> RunDir | None:
     return RunDir(job, int(node))
 
 
-def written_since_start(path: bytes, until: float = math.inf) -> list[OutputFile]:
+def written_since_start(
+    path: bytes, until: float = math.inf, *, inputs: bool = False
+) -> list[OutputFile]:
     """Return the files changed since a snapshot was complete, except Python's bytecode.
 
     Raises TimeoutError after `until`. Files that were sent have times of the past.
     """
     whole = os.stat(os.path.join(path, WHOLE)).st_mtime_ns
-    own = list(map(os.fsdecode, (OWNER, WHOLE)))
     listing = Listing(
         os.fsdecode(path),
-        lambda path, entry: path in own or entry.name == "__pycache__",
+        lambda path, entry: os.fsencode(path) in (OWNER, WHOLE) or entry.name == "__pycache__",
         since=whole,
         until=until,
+        inputs=inputs,
     )
     listing.walk()
     return [file for file in listing.files if file.kind == "file"]

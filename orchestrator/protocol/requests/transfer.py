@@ -112,7 +112,7 @@ class CheckedOut(Message):
     """A snapshot that is complete."""
 
     workdir: str
-    # The node's own names that are linked into the snapshot.
+    # The node's own names that are linked into the snapshot, with a remark.
     own: tuple[str, ...]
     target: Target
     # Directories from which the node's Python imports installed packages of the copy.
@@ -153,7 +153,7 @@ class OutputFile(Message):
     kind: str = "file"
     mode: Few = 0o600
     changed: Count = 0  # nanoseconds
-    # The target of a link.
+    # The target of a link; of a file, the node's own file to which it was a link.
     target: str = ""
     # The directory, if it is not the listed one.
     place: str = ""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.head.start import record
 from orchestrator.head.status import comparison
-from orchestrator.head.transfer import listing
 from orchestrator.protocol.events import RankState
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 from orchestrator.records.metrics.trainers import file_name
@@ -116,7 +116,7 @@ def test_record_of_earlier_version_lacks_fields(tmp_path: Path) -> None:
 
 def test_git_state_names_changed_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine needs more time.
-    monkeypatch.setattr(listing, "STATE_SECONDS", 120.0)
+    monkeypatch.setattr(record, "STATE_SECONDS", 120.0)
 
     def git(*words: str) -> None:
         own = ("-c", "user.name=n", "-c", "user.email=e")
@@ -127,12 +127,12 @@ def test_git_state_names_changed_files(tmp_path: Path, monkeypatch: pytest.Monke
     git("init")
     git("add", ".")
     git("commit", "-m", "first")
-    clean = listing.git_state(tmp_path)
+    clean = record.git_state(tmp_path)
     assert clean is not None and clean["changed_files"] == []
     for name in ("ä.py", "sub/b.py", "sub/experiments/a/job.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("new\n")
     git("add", ".")
-    below = listing.git_state(tmp_path / "sub", [b"experiments"])
+    below = record.git_state(tmp_path / "sub", [b"experiments"])
     assert below is not None and sorted(below["changed_files"]) == ["sub/b.py", "ä.py"]
-    assert listing.git_state(tmp_path.parent) is None
+    assert record.git_state(tmp_path.parent) is None

@@ -117,10 +117,12 @@ def test_files_of_rank_0_reach_all_nodes_each_attempt(place: Path) -> None:
 def test_masters_file_wins_without_merge_or_delete(place: Path) -> None:
     job = Job("ab", place)
     job["a"].write("train.log", "of a")
-    job["b"].write("train.log", "of b")
+    (place / "input").write_text("of b")
+    (job["b"].work / "train.log").symlink_to(place / "input")
     job["b"].write("rank1.pt", "of b")
     job.again("ab")
     assert job["b"].has() == {"train.log": "of a", "rank1.pt": "of b"}
+    assert (place / "input").read_text() == "of b"
     assert job["a"].has() == {"train.log": "of a"}
     (job["a"].work / "train.log").unlink()
     assert job.again("ab") == []

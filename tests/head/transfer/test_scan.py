@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.common import files
 from orchestrator.common.errors import CheckFailed
-from orchestrator.head.transfer import listing
+from orchestrator.head.start import record
 from orchestrator.head.transfer import scan as scanning
 from orchestrator.head.transfer.listing import Rules, list_tree
 from orchestrator.head.transfer.scan import Scan, Tree
@@ -156,7 +156,7 @@ def test_scan_runs_no_program_named_by_repository(work: Path, tmp_path: Path) ->
         git(place, "init", "-q")
         git(place, "config", "core.fsmonitor", f"touch {tmp_path}/ran; false")
     scan(work)
-    listing.git_state(work)
+    record.git_state(work)
     assert not (tmp_path / "ran").exists()
 
 

@@ -14,7 +14,8 @@ from orchestrator.head.connect.channel import NodeChannel
 from orchestrator.head.connect.reach import Reached, open_channel
 from orchestrator.head.connect.subprocess_transport import LocalTransport
 from orchestrator.head.nodes.node_list import Node
-from orchestrator.head.transfer import listing, send
+from orchestrator.head.start.nodes import marker_file
+from orchestrator.head.transfer import send
 from orchestrator.head.transfer.listing import Rules
 from orchestrator.head.transfer.scan import Scan
 from orchestrator.head.transfer.send import Batch, Outbox, first_failed_path
@@ -201,12 +202,12 @@ def test_nodes_lacking_same_files_share_batches(work: Path) -> None:
 
 def test_marker_is_seen_on_shared_disk_alone(work: Path, nodes: list[Reached]) -> None:
     question = Probe(cwd=str(work), workdir=None, peers=(), target=Target(kind="engine", name="x"))
-    with listing.marker_file(work) as path:
+    with marker_file(work) as path:
         assert nodes[0].channel.ask(question.replace(marker=path), 30.0).marker_seen
         other = str(work / "elsewhere" / Path(path).name)
         assert not nodes[0].channel.ask(question.replace(marker=other), 30.0).marker_seen
         assert scan(work).files == len(FILES)
     assert not Path(path).exists()
     assert not nodes[0].channel.ask(question, 30.0).marker_seen
-    with listing.marker_file(work / "missing") as path:
+    with marker_file(work / "missing") as path:
         assert path == ""

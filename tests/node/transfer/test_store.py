@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.node.server.session import Refusal, ServerSession
-from orchestrator.node.transfer import checkout, outputs, snapshot
+from orchestrator.node.transfer import checkout, job_files, outputs, snapshot
 from orchestrator.node.transfer.checkout import CodeSession
 from orchestrator.node.transfer.store import Store
 from orchestrator.protocol import manifest
@@ -23,11 +23,13 @@ from orchestrator.protocol.manifest import DIRECTORY, FILE, LINK, ManifestEntry
 from orchestrator.protocol.requests.request import Request
 from orchestrator.protocol.requests.transfer import (
     STORE,
+    AskJobFiles,
     CheckedOut,
     CheckOut,
     Contents,
     FilePart,
     Offer,
+    ReadFile,
     RemoteDir,
 )
 from orchestrator.protocol.spec import Target
@@ -191,31 +193,40 @@ def test_store_writable_by_others_is_refused(store: Store) -> None:
 
 
 def test_inputs_of_node_are_linked_into_snapshot(
-    store: Store, session: CodeSession, tmp_path: Path
+    store: Store, session: CodeSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program's own files stay in the snapshot, even under names in the node's directory."""
+    """New files stay in the snapshot, in inputs too; what is written in sync.outputs does not."""
     beside = tmp_path / "proj"
     own = ("data/x", "old.py", "oldpkg/__init__.py", ".git/x", "pkg/stale.py", "a.py")
-    for name in (*own, "state.pt", "ck/old.pt", "pkg/corpus/x", ".venv/x"):
+    for name in (*own, "state.pt", "ck/old.pt", "pkg/corpus/x", ".venv/bin/python", "data/in/y"):
         path = beside / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
     target = Target(kind="module", name="a")
     request = CheckOut(
         tree=DIGEST, snapshot="x-0", title="t", beside=str(beside), target=target,
-        outputs=("runs/mine", "data"), inputs=("data", ".venv", "pkg/corpus", "pkg", "none"),
+        outputs=("runs/mine", "data/out"), inputs=("data", ".venv", "pkg/corpus", "pkg", "none"),
     )  # fmt: skip
     checked = session.check_out(request)
     root = Path(checked.workdir)
     assert checked.own == ("data", ".venv", "pkg/corpus")
-    for name in ("state.pt", "ck/new.pt"):
+    for name in ("state.pt", "ck/new.pt", "data/in/new.pt", "pkg/corpus/new.pt"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text("of the job")
-    assert (beside / "state.pt").read_text() == "state.pt" and not (beside / "ck/new.pt").exists()
-    assert (root / "data/x").read_text() == "data/x"
-    assert not (root / "pkg/stale.py").exists()
-    (root / "runs/mine/result").write_text("r")
-    assert (beside / "runs/mine/result").read_text() == "r"
+        assert not (beside / name).exists() or (beside / name).read_text() == name
+    assert (root / "data/in/y").read_text() == "data/in/y"
+    assert {str(path.relative_to(root)) for path in root.joinpath("data").rglob("*")} == {
+        "data/x", "data/in", "data/in/y", "data/in/new.pt", "data/out",
+    }  # fmt: skip
+    assert (root / ".venv").is_symlink() and not (root / "pkg/stale.py").exists()
+    for name in ("runs/mine/result", "data/out/result"):
+        (root / name).write_text("r")
+        assert (beside / name).read_text() == "r"
+    monkeypatch.setattr(snapshot, "MOST_LINKS", 1)
+    remark = " (over 1 files: what is written there stays there)"
+    large = session.check_out(request.replace(outputs=("pkg/corpus",)))
+    assert large.own == (f"data{remark}", ".venv")
+    assert (beside / "data").samefile(Path(large.workdir, "data"))
     deeper = request.replace(snapshot="y-0", title="u/proj", outputs=("../outputs", "../../x"))
     root = Path(session.check_out(deeper).workdir)
     (root.parent / "outputs/result").write_text("r")
@@ -301,6 +312,32 @@ def test_files_written_beside_code_are_listed(store: Store, session: CodeSession
     assert [file.path for file in late.files] == ["loss.csv"]
     shutil.rmtree(whole)
     assert listed(60.0) == {"loss.csv": ""}
+
+
+def test_file_written_over_input_is_listed_as_file_of_program(
+    store: Store, session: CodeSession, tmp_path: Path
+) -> None:
+    """For the experiment, and for the nodes of the next attempt."""
+    own = tmp_path / "u/w/my proj"
+    (own / "data").mkdir(parents=True)
+    for name in ("read", "written"):
+        (own / "data" / name).write_text("of the node")
+        os.utime(own / "data" / name, (1e9, 1e9))
+    target = Target(kind="auto", name="a.py")
+    request = CheckOut(
+        tree=DIGEST, snapshot="x", title="u/w/my proj", beside=str(own), target=target,
+        inputs=("data",),
+    )  # fmt: skip
+    root = session.check_out(request).workdir
+    run = start(session, "job-1", root)
+    Path(root, "data/written").write_text("of the program")
+    (file,) = outputs.outputs_of_job(run, checkpoints=False, beside=60.0).files
+    assert (file.path, file.place, file.target) == ("data/written", root, f"{own}/data/written")
+    read = ReadFile(place=root, path=file.path, offset=0, changed=file.changed)
+    assert outputs.read_piece(read).data == b"of the program"
+    carried = job_files.written_files(run, AskJobFiles(job="job-1", node=0)).files
+    found = {file.path: file.kind for file in carried if file.place == job_files.WORK}
+    assert found == {"data": "directory", "data/written": "file"}
 
 
 def test_snapshot_of_ignores_other_directories(store: Store, tmp_path: Path) -> None:
