@@ -15,7 +15,7 @@ import typing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
+    from typing_extensions import dataclass_transform as dataclass_transform  # noqa: PLC0414
 else:
 
     def dataclass_transform(**_):

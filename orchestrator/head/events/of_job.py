@@ -12,25 +12,25 @@ from orchestrator.records.outcome import JobVerdict
 # -- its nodes ----------------------------------------------------------------------------------
 
 
-class NodeLost(Alarm, kw_only=False):
+class NodeLost(Alarm):
     sentence = "{node}: {why}; reconnecting"
     node: str
     why: str
 
 
-class NodeIsBack(HeadEvent, kw_only=False):
+class NodeIsBack(HeadEvent):
     sentence = "{node} is back after {seconds:.0f} s"
     style = styles.DONE
     node: str
     seconds: float
 
 
-class NoNodeReached(Alarm, kw_only=False):
+class NoNodeReached(Alarm):
     sentence = "no node was reached for {seconds:.0f} s"
     seconds: float
 
 
-class NodeWarns(Alarm, kw_only=False):
+class NodeWarns(Alarm):
     """A follower warns of outputs or processes of the job that are left on its node."""
 
     sentence = "node {index}: {what}"
@@ -38,13 +38,13 @@ class NodeWarns(Alarm, kw_only=False):
     what: str
 
 
-class GpuFailed(Alarm, kw_only=False):
+class GpuFailed(Alarm):
     sentence = "{node}: {error}; what uses that GPU will fail or hang"
     node: str
     error: str
 
 
-class PeerUnreachable(Alarm, kw_only=False):
+class PeerUnreachable(Alarm):
     sentence = (
         "{node} cannot reach node 0's supervisor ({why}): without a head, an end on one will not"
         " be an end on the other. If that is a firewall, ranks that connect to each other hang as"
@@ -55,7 +55,7 @@ class PeerUnreachable(Alarm, kw_only=False):
     fix: str
 
 
-class ClockIsOff(Alarm, kw_only=False):
+class ClockIsOff(Alarm):
     sentence = "the clock of node {index} is {offset}; its times are corrected"
     index: int
     offset: str
@@ -64,17 +64,17 @@ class ClockIsOff(Alarm, kw_only=False):
 # -- its ranks ----------------------------------------------------------------------------------
 
 
-class RankIsSlow(Alarm, kw_only=False):
+class RankIsSlow(Alarm):
     sentence = "{what}"
     what: str
 
 
-class StacksKept(HeadEvent, kw_only=False):
+class StacksKept(HeadEvent):
     sentence = "the stacks and collectives of all ranks are in {directory}"
     directory: str
 
 
-class RanksKilled(Alarm, kw_only=False):
+class RanksKilled(Alarm):
     sentence = "{node}: killed {ranks}: still there {seconds:g} s after it was asked"
     node: str
     ranks: str
@@ -84,20 +84,20 @@ class RanksKilled(Alarm, kw_only=False):
 # -- its files ----------------------------------------------------------------------------------
 
 
-class FileUnwritable(Alarm, kw_only=False):
+class FileUnwritable(Alarm):
     sentence = "{path} cannot be written: {why}"
     path: str
     why: str
 
 
-class DiskIsFull(Alarm, kw_only=False):
+class DiskIsFull(Alarm):
     sentence = (
         "no space left for {path}: the logs wait on the nodes, and come as soon as some is free"
     )
     path: str
 
 
-class OutputLost(Alarm, kw_only=False):
+class OutputLost(Alarm):
     sentence = (
         "{node}: the last {size} of output are in no log: there was no room for them on the disk"
         " of ~/.orchestrator there (`df -h ~`, `quota`)"
@@ -106,20 +106,20 @@ class OutputLost(Alarm, kw_only=False):
     size: str
 
 
-class SharedMemoryStays(Alarm, kw_only=False):
+class SharedMemoryStays(Alarm):
     sentence = "{node}: shared memory of the job stays there: {names}"
     node: str
     names: str
 
 
-class FilesAreHome(HeadEvent, kw_only=False):
+class FilesAreHome(HeadEvent):
     """The program wrote beside its code, and this came home."""
 
     sentence = "{what}"
     what: str
 
 
-class FilesStay(HeadEvent, kw_only=False):
+class FilesStay(HeadEvent):
     sentence = (
         "what the program wrote outside its directory and $ORCHESTRATOR_EXPERIMENT/outputs stays"
         " on the nodes: orchestrator pull PATH fetches it"
@@ -129,29 +129,29 @@ class FilesStay(HeadEvent, kw_only=False):
 # -- its user -----------------------------------------------------------------------------------
 
 
-class KeysShown(HeadEvent, kw_only=False):
+class KeysShown(HeadEvent):
     sentence = "{keys}"
     keys: str
 
 
-class StopAsked(Alarm, kw_only=False):
+class StopAsked(Alarm):
     sentence = "asking all ranks to save and stop ({grace:g} s); Ctrl-C again to kill"
     grace: float
 
 
-class KillAsked(HeadEvent, kw_only=False):
+class KillAsked(HeadEvent):
     sentence = "killing all ranks"
 
 
-class TimeIsShort(Alarm, kw_only=False):
+class TimeIsShort(Alarm):
     sentence = "the time limit of Slurm's job is near"
 
 
-class SignalShared(HeadEvent, kw_only=False):
+class SignalShared(HeadEvent):
     sentence = "the same signal has reached this head: the job is stopped"
 
 
-class NotNotified(HeadEvent, kw_only=False):
+class NotNotified(HeadEvent):
     """A command of --notify was not run, or has failed."""
 
     sentence = "{why}"
@@ -161,25 +161,25 @@ class NotNotified(HeadEvent, kw_only=False):
 # -- its end ------------------------------------------------------------------------------------
 
 
-class EndBegins(Alarm, kw_only=False):
+class EndBegins(Alarm):
     sentence = "{why}; ending {what} everywhere"
     style = styles.FAILED
     why: str
     what: str
 
 
-class PartEnded(Alarm, kw_only=False):
+class PartEnded(Alarm):
     sentence = "{node} ended its part: {why}"
     node: str
     why: str
 
 
-class EndedElsewhere(Alarm, kw_only=False):
+class EndedElsewhere(Alarm):
     sentence = "{why}; this node ends its part"
     why: str
 
 
-class AttemptOver(HeadEvent, kw_only=False):
+class AttemptOver(HeadEvent):
     """The end of a job, or of an attempt that another follows. The terminal has a report of it."""
 
     is_drawn = False

@@ -10,30 +10,30 @@ from orchestrator.head.screen.events import Alarm, HeadEvent
 # -- hold: wait for a turn, for other experiments, for nodes ------------------------------------
 
 
-class WaitsFor(HeadEvent, kw_only=False):
+class WaitsFor(HeadEvent):
     sentence = "it waits: not before {experiment} is over"
     experiment: str
 
 
-class WaitsInQueue(HeadEvent, kw_only=False):
+class WaitsInQueue(HeadEvent):
     sentence = "in the queue: {reasons}"
     reasons: str
 
 
-class LeftQueue(HeadEvent, kw_only=False):
+class LeftQueue(HeadEvent):
     """Nodes cannot be asked: the launch reaches them again, and keeps its place."""
 
     sentence = "{why}"
     why: str
 
 
-class WaitsForNodes(HeadEvent, kw_only=False):
+class WaitsForNodes(HeadEvent):
     sentence = "waiting for {nodes} to come back, for {seconds:.0f} s at most"
     nodes: str
     seconds: float
 
 
-class NodesChanged(HeadEvent, kw_only=False):
+class NodesChanged(HeadEvent):
     """The next attempt has other nodes, or fewer."""
 
     sentence = "{how}"
@@ -43,7 +43,7 @@ class NodesChanged(HeadEvent, kw_only=False):
 # -- send ---------------------------------------------------------------------------------------
 
 
-class CodeSent(HeadEvent, kw_only=False):
+class CodeSent(HeadEvent):
     sentence = "code {digest} ({size}) on {nodes}{sent}"
     digest: str
     size: str
@@ -51,14 +51,14 @@ class CodeSent(HeadEvent, kw_only=False):
     sent: str
 
 
-class CodeNote(HeadEvent, kw_only=False):
+class CodeNote(HeadEvent):
     """Something of the code's directory that is not sent, or not as it is here."""
 
     sentence = "{what}"
     what: str
 
 
-class FilesLinked(HeadEvent, kw_only=False):
+class FilesLinked(HeadEvent):
     sentence = (
         "beside it, from their own {directory}: {names} (on {nodes}); what is written there stays"
         " there"
@@ -68,23 +68,23 @@ class FilesLinked(HeadEvent, kw_only=False):
     nodes: str
 
 
-class CopyImported(HeadEvent, kw_only=False):
+class CopyImported(HeadEvent):
     sentence = "{directory} is installed in the nodes' Python: ranks import the copy, and not that"
     directory: str
 
 
-class RunsInCopy(HeadEvent, kw_only=False):
+class RunsInCopy(HeadEvent):
     sentence = "it runs there in a copy, {directory}; what it writes in it comes home at the end"
     directory: str
 
 
-class MasterLost(HeadEvent, kw_only=False):
+class MasterLost(HeadEvent):
     sentence = "{master} is lost, with what it alone had: ranks find what {node} has"
     master: str
     node: str
 
 
-class NothingCarried(Alarm, kw_only=False):
+class NothingCarried(Alarm):
     sentence = (
         "WARNING: {nodes} lost, with what the program saved there: nothing is carried to the next"
         " attempt"
@@ -92,12 +92,12 @@ class NothingCarried(Alarm, kw_only=False):
     nodes: str
 
 
-class TooManyFiles(Alarm, kw_only=False):
+class TooManyFiles(Alarm):
     sentence = "WARNING: {node}: too many files to look at: not all are brought to others"
     node: str
 
 
-class FilesCopied(HeadEvent, kw_only=False):
+class FilesCopied(HeadEvent):
     sentence = "{nodes} lacked {files} of {master}: came in {took}"
     nodes: str
     files: str
@@ -108,21 +108,21 @@ class FilesCopied(HeadEvent, kw_only=False):
 # -- plan and check -----------------------------------------------------------------------------
 
 
-class PlanNote(HeadEvent, kw_only=False):
+class PlanNote(HeadEvent):
     """A setting that the plan has chosen or corrected."""
 
     sentence = "{what}"
     what: str
 
 
-class Planned(HeadEvent, kw_only=False):
+class Planned(HeadEvent):
     sentence = "{ranks}, master {master}, {start} start"
     ranks: str
     master: str
     start: str
 
 
-class CheckWarned(Alarm, kw_only=False):
+class CheckWarned(Alarm):
     sentence = "warning: {finding}"
     finding: str
 
@@ -130,59 +130,59 @@ class CheckWarned(Alarm, kw_only=False):
 # -- start --------------------------------------------------------------------------------------
 
 
-class Recorded(HeadEvent, kw_only=False):
+class Recorded(HeadEvent):
     sentence = "logs in {logs}"
     logs: str
 
 
-class RecordIncomplete(HeadEvent, kw_only=False):
+class RecordIncomplete(HeadEvent):
     """A file that describes the job is missing, or lacks a part."""
 
     sentence = "{what}"
     what: str
 
 
-class SparesUnused(HeadEvent, kw_only=False):
+class SparesUnused(HeadEvent):
     sentence = "the spares are of no use to this job: what it runs is on its own nodes only"
 
 
-class SpareRefused(HeadEvent, kw_only=False):
+class SpareRefused(HeadEvent):
     sentence = "{node} cannot be a spare: {why}"
     node: str
     why: str
 
 
-class SparesStandBy(HeadEvent, kw_only=False):
+class SparesStandBy(HeadEvent):
     sentence = "{count}: {nodes}"
     count: str
     nodes: str
 
 
-class WarmStart(HeadEvent, kw_only=False):
+class WarmStart(HeadEvent):
     sentence = "warm start on {nodes}"
     nodes: str
 
 
-class ColdStart(HeadEvent, kw_only=False):
+class ColdStart(HeadEvent):
     """A node with a standby process could not use it."""
 
     sentence = "{why}"
     why: str
 
 
-class AttemptBegins(Alarm, kw_only=False):
+class AttemptBegins(Alarm):
     sentence = "attempt {number} of at most {most} ({why})"
     number: int
     most: int
     why: str
 
 
-class AttemptRefused(HeadEvent, kw_only=False):
+class AttemptRefused(HeadEvent):
     sentence = "attempt {number} could not be started: {why}"
     number: int
     why: str
 
 
-class JobGivenUp(HeadEvent, kw_only=False):
+class JobGivenUp(HeadEvent):
     sentence = "{why}; the job is given up"
     why: str

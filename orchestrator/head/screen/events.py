@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 
 from orchestrator.common import hiding
 from orchestrator.head.screen import output, styles
-from orchestrator.protocol.message import Message
+from orchestrator.protocol.message import Message, dataclass_transform
 
 log = logging.getLogger(__name__)
 
 
-class HeadEvent(Message, kw_only=False):
+@dataclass_transform(kw_only_default=False, frozen_default=True)
+class HeadEvent(Message):
     """Something that happened; `sentence` is its text for the user, with fields in braces."""
 
     sentence = ""
@@ -35,14 +36,14 @@ class HeadEvent(Message, kw_only=False):
         return hiding.without_secrets(styles.style_text(self.words(), self.style))
 
 
-class Alarm(HeadEvent, kw_only=False):
+class Alarm(HeadEvent):
     """An event on which the user may have to act."""
 
     style = styles.WARNING
     level = logging.WARNING
 
 
-class Note(HeadEvent, kw_only=False):
+class Note(HeadEvent):
     """A sentence of a command about its own work."""
 
     sentence = "{what}"
