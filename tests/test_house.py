@@ -588,7 +588,7 @@ BUDGETS = {
     "api": 477,
     "launchers": 372,
     "local_cluster": 356,
-    "protocol": 1386,
+    "protocol": 1379,
     "records": 1698,
     "engine": 224,
     "engine/core": 1932,

@@ -54,8 +54,6 @@ class Interface(Message, kw_only=False):
     # In Mb/s, if it is known.
     speed: Optional[int] = None
     mtu: int = 1500
-    # The bond or bridge that it is part of.
-    master: str = ""
     # The interfaces that it consists of.
     members: tuple[str, ...] = ()
     # The vendor of its PCI card, such as 0x15b3.

@@ -31,7 +31,7 @@ LARGEST_NUMBER = 1 << 128
 UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
 MAPPINGS = (dict, collections.abc.Mapping)
 NONE = type(None)
-PLAIN = {str, int, float, bool, bytes}
+# The types that stand in JSON as they are, bytes as base64.
 NAMES = {
     int: "a whole number",
     float: "a number",
@@ -202,7 +202,7 @@ def _form(kind: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _read(kind: Any, data: Any, how: Reading, where: str) -> Any:
-    if kind in PLAIN:
+    if kind in NAMES:
         return _plain(kind, data, where)
     if kind is Any:
         return data
@@ -225,6 +225,8 @@ def _read(kind: Any, data: Any, how: Reading, where: str) -> Any:
         kinds = [inner[0]] * len(data) if many else inner
         values = (_read(kinds[i], item, how, f"{where}[{i}]") for i, item in enumerate(data))
         return origin(values)
+    if not isinstance(data, dict):
+        raise Nonsense(f"{where} must hold keys, not {shorten_value(data)}")
     if origin in MAPPINGS:
         return _mapping(inner, data, how, where)
     return _record(kind, data, how, where)
@@ -245,9 +247,9 @@ def _plain(kind: Any, data: Any, where: str) -> Any:
     return data
 
 
-def _mapping(kinds: tuple[Any, ...], data: Any, how: Reading, where: str) -> dict[Any, Any]:
-    if not isinstance(data, dict):
-        raise Nonsense(f"{where} must hold keys, not {shorten_value(data)}")
+def _mapping(
+    kinds: tuple[Any, ...], data: dict[str, Any], how: Reading, where: str
+) -> dict[Any, Any]:
     items = {}
     for key, item in data.items():
         # Keys in JSON are always text.
@@ -258,11 +260,8 @@ def _mapping(kinds: tuple[Any, ...], data: Any, how: Reading, where: str) -> dic
     return items
 
 
-def _record(kind: Any, data: Any, how: Reading, where: str) -> Any:
-    hints = hints_of(kind)
-    if not isinstance(data, dict):
-        raise Nonsense(f"{where} must hold keys, not {shorten_value(data)}")
-    values = {}
+def _record(kind: Any, data: dict[str, Any], how: Reading, where: str) -> Any:
+    hints, values = hints_of(kind), {}
     for key, value in data.items():
         if key in hints:
             values[key] = _read(hints[key], value, how, f"{where}.{key}")

@@ -50,7 +50,6 @@ def read_interface(path: str, name: str) -> Interface:
         # The kernel writes -1 for an unknown speed.
         speed=speed if speed is not None and speed > 0 else None,
         mtu=sysfs.read_number(f"{path}/mtu") or 0,
-        master=sysfs.link_target(f"{path}/master") if "master" in inside else "",
         members=tuple(entry[6:] for entry in inside if entry.startswith("lower_")),
         vendor=sysfs.read_text(f"{path}/device/vendor") if "device" in inside else "",
     )

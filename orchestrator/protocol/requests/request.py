@@ -162,7 +162,5 @@ def read_request(fields: dict[str, Any]) -> Request[Any]:
 def read_incoming(data: dict[str, Any]) -> Incoming:
     """Return the message in a JSON frame from the node."""
     kinds = {"ok": Answered, "error": Refused, "beat": Heartbeat, "version": Greeting}
-    for key, kind in kinds.items():
-        if key in data:
-            return decode_value(kind, data)
-    return decode_value(SupervisorGone, data)
+    kind = next((kinds[key] for key in kinds if key in data), SupervisorGone)
+    return decode_value(kind, data)
