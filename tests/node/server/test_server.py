@@ -376,7 +376,7 @@ def test_hanging_supervisor_never_starts_job(
         started.append(popen(*args, **options))
         return started[-1]
 
-    monkeypatch.setattr(node_start.subprocess, "Popen", remember)
+    monkeypatch.setattr(subprocess, "Popen", remember)
     spec = new_job().spec({"kind": "script", "name": "x", "args": []})
     with pytest.raises(Refusal, match="did not start"):
         ServerSession().answer(
