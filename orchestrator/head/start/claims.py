@@ -125,8 +125,9 @@ def hold_gpus(wanted: Sequence[NodeClaim]) -> Hold:
 def send_claims(wanted: Sequence[NodeClaim], patience: float) -> list[Claimed]:
     """Send the claims to the nodes; if one does not answer, release the others and raise."""
     claims = [Claim(devices=one.devices, part=one.part, patience=patience) for one in wanted]
-    channels = [one.channel for one in wanted]
-    answers = fleet.ask_channels(channels, claims, QUICK_ANSWER_SECONDS + patience)
+    answers = fleet.ask_channels(
+        [one.channel for one in wanted], claims, QUICK_ANSWER_SECONDS + patience
+    )
     if silent := failures.failed_nodes(wanted, answers):
         release_claims(wanted)
         table = failures.failure_table(silent, len(answers), "; nothing was started")

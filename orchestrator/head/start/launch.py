@@ -28,7 +28,6 @@ from orchestrator.head.connect.channel import Declined, NodeChannel
 from orchestrator.head.connect.reach import Reached, open_serving_channel
 from orchestrator.head.connect.transport import Transport
 from orchestrator.head.events import of_job, of_launch
-from orchestrator.head.follow.conclusion import after_attempt
 from orchestrator.head.follow.streams.node_logs import open_logs
 from orchestrator.head.nodes.facts import ProbedNode, lines_by_node
 from orchestrator.head.plan.model import Plan
@@ -308,6 +307,9 @@ def launch_again(
     channels: Mapping[int, NodeChannel],
 ) -> Running | JobRecord:
     """Start attempts until one runs and return it, or return the record of a job that is over."""
+    # The first attempt is started sooner without this import.
+    from orchestrator.head.follow.conclusion import after_attempt
+
     gathering = Gathering(experiment, ended, transport, channels)
     while True:
         gathered = Gathered(ended.nodes, (), ended.spares)

@@ -28,7 +28,6 @@ from orchestrator.head.nodes.facts import ProbedNode
 from orchestrator.head.nodes.node_list import Node, read_nodes
 from orchestrator.head.plan.plan import DEFAULT_PORT
 from orchestrator.head.plan.request import LaunchRequest
-from orchestrator.head.schedulers import queue
 from orchestrator.head.screen import failures
 from orchestrator.head.screen.progress import counted_work
 from orchestrator.head.transfer.listing import OURS
@@ -112,6 +111,8 @@ def source_of(request: LaunchRequest) -> NodeSource:
     asked, where = request.nodes_from, request.where
     listed = where.nodes is not None or where.node_list.exists()
     if asked == "slurm" or (asked is None and not listed):
+        from orchestrator.head.schedulers import queue
+
         allocated = queue.allocated_nodes(asked=asked == "slurm")
         if allocated is not None:
             return allocated

@@ -31,7 +31,7 @@ from orchestrator.head.screen.log_reader import NO_RANK
 from orchestrator.head.start.code import experiments_below
 from orchestrator.head.start.parts import Prepared
 from orchestrator.head.start.variables import digest_of_hook
-from orchestrator.head.transfer import archive, listing
+from orchestrator.head.transfer import listing
 from orchestrator.head.transfer.scan import MEGABYTE
 from orchestrator.head.transfer.tree import Tree
 from orchestrator.protocol import message
@@ -283,6 +283,9 @@ def failed_record(
 
 def describe_job(prepared: Prepared) -> str:
     """Write config.yaml, the code archive and manifest.json; return the error text, else ""."""
+    # Imported when the job has started, which it does sooner so.
+    from orchestrator.head.transfer import archive
+
     experiment, request, scan = prepared.experiment, prepared.request, prepared.nodes.scan
     config = replace(request.config, env=redact.redact_variables(request.config.env))
     missing = "config.yaml"
@@ -290,8 +293,8 @@ def describe_job(prepared: Prepared) -> str:
         experiment.write("config.yaml", load.to_yaml(config, hiding.without_secrets))
         missing = "manifest.json"
         tree = scan.ready(TREE_SECONDS) if scan else None
-        path, most = experiment.path / archive.NAME, config.sync.keep * MEGABYTE
-        kept = archive.write_archive(tree, path, most) if tree else None
+        most = config.sync.keep * MEGABYTE
+        kept = archive.write_archive(tree, experiment.path / archive.NAME, most) if tree else None
         if scan and request.payload is None and (lacks := archive.missing_code(scan, tree, kept)):
             tell(of_launch.RecordIncomplete(lacks))
         data = {**make_manifest(prepared, tree), "kept": kept.digest if kept else None}
