@@ -582,7 +582,7 @@ def test_the_trainer_is_a_class_of_one_screen() -> None:
 
 # Statements of a room. An addition above the budget names the removal that pays for it.
 BUDGETS = {
-    "common": 1048,
+    "common": 1055,
     "config": 929,
     "cli": 669,
     "api": 477,
@@ -597,7 +597,7 @@ BUDGETS = {
     "engine/observe": 742,
     "engine/ranks": 527,
     "engine/verify": 330,
-    "engine/saving": 1566,
+    "engine/saving": 1559,
     "engine/sharding": 433,
     "head/connect": 1300,
     "head/events": 346,

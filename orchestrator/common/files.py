@@ -27,6 +27,9 @@ AS_USUAL = 0o666
 GONE = ".gone-"
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 MOUNTS = "/proc/self/mountinfo"
+# Other machines cannot write to these, although they have no device of their own. The writable part
+# of an overlay belongs to one mount, also where it lies on a disk that others see.
+OF_ONE_MACHINE = {b"tmpfs", b"ramfs", b"overlay", b"btrfs", b"zfs", b"bcachefs"}
 # Some network file systems have no such call.
 NO_SYNC = (errno.EINVAL, errno.ENOTSUP)
 # Locks of an open file, not of a process (fcntl(2)): processes that inherit the file hold them.
@@ -313,6 +316,21 @@ def mounts_below(path: Name) -> list[str]:
     octal = re.compile(rb"\\([0-7]{3})")
     points = [os.fsdecode(octal.sub(lambda m: bytes([int(m[1], 8)]), field)) for field in fields]
     return [point for point in points if point == inside or point.startswith(inside + "/")]
+
+
+def is_local(directory: Name) -> bool:
+    """Return True for a directory on a disk of this machine, or in its memory.
+
+    Network disks have no device, but neither have the file systems of OF_ONE_MACHINE.
+    """
+    if os.major(os.stat(directory).st_dev) > 0:
+        return True
+    with open_directory(os.path.realpath(directory)) as opened, open(MOUNTS, "rb") as mounts:
+        number = mount_of(opened).split()[1:]
+        return any(
+            line.split()[:1] == number and line.partition(b" - ")[2].split()[0] in OF_ONE_MACHINE
+            for line in mounts
+        )
 
 
 def our_directory() -> str:

@@ -157,7 +157,7 @@ def strike(
         say(f"{fault} {node.name if faults else rank}")
         if faults:
             name = f"{node.first_job or record.job}.{node.first_node}"
-            cluster.reboot(node.index, Path(resume_dir.resume_root(), name))
+            cluster.reboot(node.index, Path(resume_dir.resume_roots()[0], name))
         else:
             kill_processes(filter(None, [state.pid]))
         faults.append(fault)

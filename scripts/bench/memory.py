@@ -129,12 +129,12 @@ def rank(megabytes: int, frozen: float, rounds: int, memory: Path) -> None:
     steps: dict[str, list[Seconds]] = {}
     for host in ("waits", "computes"):
         for how in HOW * rounds:
-            os.environ.pop("ORCHESTRATOR_RESUME_DIR", None)
+            os.environ.pop("ORCHESTRATOR_MEMORY_DIR", None)
             if how.startswith("memory"):
                 # What lies in another directory is another node's memory.
                 own = memory / f"{host}_{how}_{number if 'other node' in how else ''}"
                 own.mkdir(mode=0o700, exist_ok=True)
-                os.environ["ORCHESTRATOR_RESUME_DIR"] = str(own)
+                os.environ["ORCHESTRATOR_MEMORY_DIR"] = str(own)
             apart = how in (APART, COPIES)
             own_node = str(number if apart else 0)
             os.environ["GROUP_RANK"] = own_node

@@ -489,9 +489,9 @@ class Trial(UnderFire):
                 time.sleep(0.5)
             if waiting:
                 yield f"host {host}: {len(waiting)} processes wait for a job that is over"
-            words = "ls -d /dev/shm/orchestrator-*/*/* 2> /dev/null; true"
+            words = "ls -d /dev/shm/orchestrator-*/*/* ~/.orchestrator/resume/*/* 2>/dev/null; true"
             if states := self.cluster.exec(host, ["sh", "-c", words], 240).split():
-                yield f"host {host}: states are left in memory: {states}"
+                yield f"host {host}: states are left: {states}"
 
     def keep(self) -> None:
         """Copy the files of a job that went wrong to the results."""

@@ -14,6 +14,7 @@ before = open(kept).read() if os.path.exists(kept) else "nothing"
 print("attempt", attempt, "count", os.environ["TORCHELASTIC_RESTART_COUNT"], "kept", before)
 with open(kept, "w") as file:
     file.write(f"by attempt {attempt}")
+assert os.stat(kept).st_dev != os.stat("/dev/shm").st_dev
 dist.barrier()
 sys.stdout.write("half a line")
 sys.stdout.flush()
@@ -26,8 +27,11 @@ dist.barrier()
 
 
 def resume_dirs(head: Head) -> list[str]:
+    """Return what attempts shared and has not been removed, in memory and on disk."""
     words = ["sh", "-c", "ls -d /dev/shm/orchestrator-*/* 2>/dev/null || true"]
-    return [line for i in (0, 1) for line in head.cluster.exec(i, words).split()]
+    in_memory = [line for i in (0, 1) for line in head.cluster.exec(i, words).split()]
+    homes = {head.cluster.run_home(i) for i in (0, 1)}
+    return in_memory + [str(path) for home in homes for path in home.glob("resume/*")]
 
 
 def test_program_knows_attempt_and_may_refuse_restart(head: Head) -> None:

@@ -124,7 +124,7 @@ def start(job: Job) -> list[int]:
                 **job.env,
             }
             if job.memory:
-                env["ORCHESTRATOR_RESUME_DIR"] = str(job.memory_of(node))
+                env["ORCHESTRATOR_MEMORY_DIR"] = str(job.memory_of(node))
                 job.memory_of(node).mkdir(parents=True, exist_ok=True)
             pid = os.fork()
             if pid == 0:

@@ -1,6 +1,6 @@
 """Keeps the newest states of all ranks in memory, for a restart of the ranks.
 
-They are checkpoints in a directory below $ORCHESTRATOR_RESUME_DIR, which is in memory and outlives
+They are checkpoints in a directory below $ORCHESTRATOR_MEMORY_DIR, which is in memory and outlives
 the ranks. A shard that only one node holds is also kept by the next node.
 """
 
@@ -33,7 +33,7 @@ from orchestrator.engine.sharding.mesh import local_tensor
 from orchestrator.records import checkpoint_store
 from orchestrator.records.checkpoint_store import Checkpoint
 
-VARIABLE = "ORCHESTRATOR_RESUME_DIR"
+VARIABLE = "ORCHESTRATOR_MEMORY_DIR"
 KEPT = schema.CheckpointConfig(keep=2, copies=2, asynchronous=True)
 # The share of free memory that is left to other programs and to use that is not counted.
 KEPT_FREE = 0.1

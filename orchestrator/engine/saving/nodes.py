@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +22,7 @@ import torch.distributed as dist
 from orchestrator.common.errors import CheckFailed, JobFailed
 from orchestrator.common.files import (
     AS_USUAL,
-    MOUNTS,
-    mount_of,
-    open_directory,
+    is_local,
     open_replacement,
     sync_directory,
 )
@@ -38,9 +35,6 @@ from orchestrator.records.checkpoint_parts import Delivery
 
 # A file of another node appears on a shared disk within this time (NFS caches).
 SEEN_WITHIN_SECONDS = 3.0
-# Other machines cannot write to these, although they have no device of their own. The writable part
-# of an overlay belongs to one mount, also where it lies on a disk that others see.
-OF_ONE_MACHINE = {b"tmpfs", b"ramfs", b"overlay", b"btrfs", b"zfs", b"bcachefs"}
 
 
 @dataclass(frozen=True)
@@ -123,21 +117,6 @@ def holds_all(mesh: Mesh, ranks: Ranks) -> bool:
             for members in ranks_of_nodes(ranks.nodes).values()
         )
     )
-
-
-def is_local(directory: Path) -> bool:
-    """Return True for a directory on a disk of this machine, or in its memory.
-
-    Network disks have no device, but neither have the file systems of OF_ONE_MACHINE.
-    """
-    if os.major(directory.stat().st_dev) > 0:
-        return True
-    with open_directory(os.path.realpath(directory)) as opened, Path(MOUNTS).open("rb") as mounts:
-        number = mount_of(opened).split()[1:]
-        return any(
-            line.split()[:1] == number and line.partition(b" - ")[2].split()[0] in OF_ONE_MACHINE
-            for line in mounts
-        )
 
 
 def wait_for_mark(mark: Path, purpose: str) -> bool:

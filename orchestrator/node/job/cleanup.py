@@ -80,7 +80,7 @@ def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
     if mounted:
         raise ValueError(f"{mounted[0]} is mounted there")
     if not resume_dir.remove_resume_dir(run):
-        raise OSError(f"what its attempts shared in {resume_dir.resume_root()} cannot be removed")
+        raise OSError(f"its attempts' files in {resume_dir.resume_roots()} cannot be removed")
     hidden = os.path.join(os.path.dirname(job), files.hidden_name(f"{run.job}.{run.node}"))
     try:
         files.hide_directory(run.path, hidden)

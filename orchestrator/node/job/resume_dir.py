@@ -1,31 +1,39 @@
-"""The directory that the attempts of one job share on a node, in memory where there is /dev/shm.
+"""The directories that the attempts of one job share on a node: on its own disk, and in memory.
 
 Files that ranks write there outlive them; the next attempt finds them by ORCHESTRATOR_RESUME_DIR.
-The directory is removed when the job ended well, was stopped or pruned, or its head requests it. It
-is also removed if no further attempt has started for an hour.
+The Trainer keeps its states in ORCHESTRATOR_MEMORY_DIR.
+The directories are removed when the job ended well, was stopped or pruned, or its head requests it.
+They are also removed if no further attempt has started for an hour.
 """
 
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
 import shutil
 import stat
 
+from orchestrator.common import files
 from orchestrator.node.job import job_processes
 from orchestrator.node.job.run_directory import JOB_NAME, RunDir, all_runs
 from orchestrator.protocol.events import Ended
 
 MEMORY = "/dev/shm"
+# It is used if the home is on a network disk.
+SCRATCH = "/var/tmp"
 # The time after the end of a job that was not restarted.
 FORGOTTEN_SECONDS = 3600.0
 # The age at which files of a job unknown here are removed.
 UNKNOWN_SECONDS = 86400.0
 
 
-def resume_root() -> str:
-    return os.path.join(MEMORY, f"orchestrator-{os.getuid()}")
+def resume_roots() -> tuple[str, str, str]:
+    """Return the parents of such directories: in memory, on a disk for scratch, in the home."""
+    private = f"orchestrator-{os.getuid()}"
+    memory, scratch = (os.path.join(place, private) for place in (MEMORY, SCRATCH))
+    return memory, scratch, os.path.join(files.our_directory(), "resume")
 
 
 def first_attempt_of(run: RunDir) -> RunDir | None:
@@ -37,63 +45,57 @@ def first_attempt_of(run: RunDir) -> RunDir | None:
     return None
 
 
-def make_resume_dir(first: RunDir) -> str:
-    """Create the directory or find that of an earlier attempt; on disk if there is no /dev/shm."""
-    name = f"{first.job}.{first.node}"
-    for parent in (resume_root(), os.path.join(first.path, "resume")):
+def make_resume_dir(first: RunDir, *, in_memory: bool = False) -> str:
+    """Create a directory of the job on the node's own disk, or find that of an earlier attempt.
+
+    That in memory is on disk if there is no /dev/shm.
+    """
+    memory, scratch, home = resume_roots()
+    disks = [home, scratch] if files.is_local(files.our_directory()) else [scratch, home]
+    for root in [memory, *disks] if in_memory else disks:
+        path = os.path.join(root, f"{first.job}.{first.node}")
         with contextlib.suppress(OSError):
-            with contextlib.suppress(FileExistsError):
-                os.makedirs(parent, mode=0o700)
-            if is_ours(parent):
-                path = os.path.join(parent, name)
+            for directory in (root, path):
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(path, 0o700)
-                if is_ours(path):
-                    return path
-    raise OSError(f"no directory can be made for {name} in {MEMORY} or {first.path}")
+                    os.mkdir(directory, 0o700)
+            if is_ours(root) and is_ours(path):
+                return path
+    raise OSError(f"no directory can be made for {first.job} in {' or '.join(disks)}")
 
 
 def is_ours(path: str) -> bool:
     """Return True for a directory that only this user can enter: any user may create the name."""
-    status = os.lstat(path)
-    return (
-        stat.S_ISDIR(status.st_mode)
-        and status.st_uid == os.getuid()
-        and not stat.S_IMODE(status.st_mode) & 0o077
-    )
+    with contextlib.suppress(OSError):
+        status = os.lstat(path)
+        private = not stat.S_IMODE(status.st_mode) & 0o077
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and private
+    return False
 
 
 def remove_resume_dir(run: RunDir) -> bool:
     """Remove the files that the attempts of this run's job share; return True if none is left."""
     first = first_attempt_of(run) or run
-    places = [first.payload, os.path.join(first.path, "resume")]
-    ours = False
-    with contextlib.suppress(OSError):
-        ours = is_ours(resume_root())
-    if ours:
-        places.append(os.path.join(resume_root(), f"{first.job}.{first.node}"))
-    gone = [_gone(path) for path in places]
-    if ours:
+    roots = list(filter(is_ours, resume_roots()))
+    places = [os.path.join(root, f"{first.job}.{first.node}") for root in roots]
+    gone = [_gone(path) for path in (first.payload, *places)]
+    for root in roots:
         with contextlib.suppress(OSError):
             # This succeeds once the last job's directory is gone.
-            os.rmdir(resume_root())
+            os.rmdir(root)
     return all(gone)
 
 
 def _gone(path: str) -> bool:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path, ignore_errors=True)
+    # It removes no link.
+    shutil.rmtree(path, ignore_errors=True)
     return not os.path.lexists(path)
 
 
 def remove_forgotten(now: float) -> None:
     """Remove files of jobs that ended some time ago and were not restarted."""
-    names: list[str] = []
-    with contextlib.suppress(OSError):
-        names = os.listdir(resume_root()) if is_ours(resume_root()) else []
-    for name in names:
-        job, _, node = name.rpartition(".")
-        path = os.path.join(resume_root(), name)
+    roots = map(glob.escape, filter(is_ours, resume_roots()))
+    for path in [path for root in roots for path in glob.glob(os.path.join(root, "*"))]:
+        job, _, node = os.path.basename(path).rpartition(".")
         with contextlib.suppress(OSError):
             if not (JOB_NAME.fullmatch(job) and node.isdigit()):
                 continue

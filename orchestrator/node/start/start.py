@@ -46,6 +46,7 @@ def start_part(session: ServerSession, spec: Spec) -> StartedHere:
         attempt = {
             "ORCHESTRATOR_ATTEMPT": str(spec.attempt.number),
             "ORCHESTRATOR_RESUME_DIR": resume_dir.make_resume_dir(first),
+            "ORCHESTRATOR_MEMORY_DIR": resume_dir.make_resume_dir(first, in_memory=True),
             "ORCHESTRATOR_FIRST_WORLD_SIZE": str(spec.attempt.ranks),
         }
     claims = session.of(Claims)

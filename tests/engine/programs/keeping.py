@@ -56,7 +56,7 @@ def keeping(directory: Path) -> None:
             average[name].lerp_(weight.detach(), 0.1)
 
     strategy = "hybrid_shard" if world() > 1 else "none"
-    in_memory = "ORCHESTRATOR_RESUME_DIR" in os.environ
+    in_memory = "ORCHESTRATOR_MEMORY_DIR" in os.environ
     config = {"checkpoint": {"memory_every": 1}} if in_memory else {}
     trainer = Trainer(
         model, optimizer(model), torch.nn.CrossEntropyLoss(), strategy=strategy,

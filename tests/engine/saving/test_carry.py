@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.engine.saving.nodes import deliveries_of, is_local
+from orchestrator.common.files import is_local
+from orchestrator.engine.saving.nodes import deliveries_of
 from orchestrator.records.checkpoint_manifest import FileRecord
 
 pytestmark = pytest.mark.slow

@@ -14,13 +14,13 @@ from orchestrator.protocol.events import Ended, event_to_data
 
 
 @pytest.fixture
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A /dev/shm of this test's own."""
-    directory = tmp_path / "shm"
-    directory.mkdir()
-    monkeypatch.setattr(resume_dir, "MEMORY", str(directory))
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A /dev/shm, a /var/tmp and a home of this test's own."""
+    for name, directory in (("MEMORY", "shm"), ("SCRATCH", "scratch")):
+        (tmp_path / directory).mkdir()
+        monkeypatch.setattr(resume_dir, name, str(tmp_path / directory))
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(tmp_path / "home"))
-    return directory
+    return tmp_path
 
 
 def run_of(job: str, ended: float | None) -> RunDir:
@@ -32,14 +32,27 @@ def run_of(job: str, ended: float | None) -> RunDir:
     return run
 
 
-def test_resume_dir_is_private_and_removable(memory: Path) -> None:
+@pytest.mark.parametrize(
+    ("in_memory", "local", "parent"),
+    [
+        (False, True, "home/resume"),
+        (False, False, f"scratch/orchestrator-{os.getuid()}"),
+        (True, True, f"shm/orchestrator-{os.getuid()}"),
+    ],
+)
+def test_resume_dir_is_private_and_removable(
+    place: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool, local: bool, parent: str
+) -> None:
+    """It is on the node's own disk, also where the home is on a network disk."""
+    monkeypatch.setattr(resume_dir.files, "is_local", lambda _: local)
     run = run_of("e-abc", None)
-    path = resume_dir.make_resume_dir(run)
-    assert Path(path).parent == memory / f"orchestrator-{os.getuid()}"
+    path = resume_dir.make_resume_dir(run, in_memory=in_memory)
+    assert Path(path).parent == place / parent
     assert Path(path).stat().st_mode & 0o777 == Path(path).parent.stat().st_mode & 0o777 == 0o700
     Path(path, "state").write_text("step 7")
-    assert resume_dir.make_resume_dir(run) == path and Path(path, "state").exists()
-    assert resume_dir.remove_resume_dir(run) and not list(memory.iterdir())
+    assert resume_dir.make_resume_dir(run, in_memory=in_memory) == path
+    assert Path(path, "state").exists()
+    assert resume_dir.remove_resume_dir(run) and not (place / parent).exists()
     assert resume_dir.remove_resume_dir(run), "again does nothing"
 
 
@@ -72,19 +85,19 @@ def listed(place: Path) -> None:
     ],
 )
 def test_resume_dir_avoids_name_taken_by_other_user(
-    squat: Callable[[Path], object], memory: Path
+    squat: Callable[[Path], object], place: Path
 ) -> None:
-    run = run_of("e-abc", None)
-    squat(Path(resume_dir.resume_root()))
-    path = resume_dir.make_resume_dir(run)
-    assert path.startswith(run.path)
+    run, memory = run_of("e-abc", None), place / "shm"
+    squat(Path(resume_dir.resume_roots()[0]))
+    path = resume_dir.make_resume_dir(run, in_memory=True)
+    assert path == f"{place}/home/resume/e-abc.0"
     before = sorted(memory.rglob("*"))
     assert resume_dir.remove_resume_dir(run) and not Path(path).exists()
     resume_dir.remove_forgotten(time.time() + 1e6)
     assert sorted(memory.rglob("*")) == before, "what is not ours stays"
 
 
-def test_remove_forgotten_removes_directories_of_old_jobs(memory: Path) -> None:
+def test_remove_forgotten_removes_directories_of_old_jobs(place: Path) -> None:
     now = time.time()
     kept = [
         resume_dir.make_resume_dir(run_of("running-1", None)),
@@ -93,7 +106,7 @@ def test_remove_forgotten_removes_directories_of_old_jobs(memory: Path) -> None:
         resume_dir.make_resume_dir(RunDir("of-another-home-1", 0)),
     ]
     run_of("goes-on-1.2", None)
-    old = resume_dir.make_resume_dir(run_of("old-1", now - 9000))
+    old = resume_dir.make_resume_dir(run_of("old-1", now - 9000), in_memory=True)
     # Its machine was lost and came back.
     lost = run_of("lost-1", None)
     no_last_word = resume_dir.make_resume_dir(lost)
@@ -103,7 +116,7 @@ def test_remove_forgotten_removes_directories_of_old_jobs(memory: Path) -> None:
     assert not Path(old).exists() and not Path(no_last_word).exists()
 
 
-def test_resume_dir_goes_with_run(memory: Path) -> None:
+def test_resume_dir_goes_with_run(place: Path) -> None:
     path = resume_dir.make_resume_dir(run_of("old-1", 1.0))
     removed = cleanup.remove_runs([("old-1", 0)], "none")
     assert [run.problem for run in removed.runs] == [""] and not Path(path).exists()
