@@ -152,10 +152,10 @@ def watch(python: Path, seconds: float) -> dict[str, float]:
         launch.timed(2, lambda *a: [*words(*a)[:-2], "--warm", *words(*a)[-2:]], cluster)
         (standby,) = wait_until_ready(cluster)
         pid = standby_process()
-        before = ticks(pid)
+        before, began = ticks(pid), time.monotonic()
         time.sleep(seconds)
-        used = (ticks(pid) - before) / TICKS
-    return {"bytes": standby["memory"], "of_a_core": used / seconds}
+        used, waited = (ticks(pid) - before) / TICKS, time.monotonic() - began
+    return {"bytes": standby["memory"], "of_a_core": used / waited}
 
 
 def standby_process() -> int:
