@@ -243,8 +243,8 @@ def stand_by(prepared: Prepared, starting: JobRecord, first: Placement) -> list[
             replace(starting, nodes=[node]), first, prepared.plan.world_size
         )
         order = Start(spec=spec_of_node(request, prepared.plan, planned, place), later=True)
-        spare.channel.ask(order, ANSWER_SECONDS)
-        return replace(node, state="standing by")
+        shared = spare.channel.ask(order, ANSWER_SECONDS).shared
+        return replace(node, state="standing by", shared=shared)
 
     results = fleet.map_parallel(list(enumerate(spares, len(prepared.plan.nodes))), give)
     for node, error in failures.failed_nodes([spare.node for spare in spares], results):
@@ -346,7 +346,7 @@ def bring_saved(
     from orchestrator.head.transfer.job_files import JobPeer, bring_job_files, bring_metrics
 
     def peer_of(node: NodeRecord, channel: NodeChannel) -> JobPeer:
-        return JobPeer(node.name, channel, ended.first_part(node))
+        return JobPeer(node.name, channel, ended.first_part(node), node.shared)
 
     peers = list(map(peer_of, gathered.nodes, gathered.channels))
     last, nproc = (

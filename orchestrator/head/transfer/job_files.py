@@ -47,6 +47,9 @@ MEND = (
     "mend that, and launch again; what is in a directory whose name begins with a dot is left out:"
     " no rank reads it again"
 )
+TOO_MANY = (
+    "below the job's directories there are over 20,000 new files, or too many to look at in 5 s"
+)
 
 
 @dataclass(eq=False)
@@ -56,6 +59,8 @@ class JobPeer:
     name: str
     channel: NodeChannel
     part: tuple[str, int]
+    # True if it sees the head's experiment, on a shared disk.
+    shared: bool = False
 
 
 def bring_job_files(
@@ -78,18 +83,20 @@ def bring_job_files(
             continue
         job, node = master.part
         try:
-            question = AskJobFiles(job=job, node=node, outputs=tuple(outputs))
-            found = master.channel.ask(question, ANSWER_SECONDS)
+            found = master.channel.ask(
+                AskJobFiles(job=job, node=node, outputs=tuple(outputs)), ANSWER_SECONDS
+            )
         except NodeError as error:
-            without_disk = isinstance(error, Declined) and error.kind == NO_PART
-            if without_disk or name not in there:
+            if (isinstance(error, Declined) and error.kind == NO_PART) or name not in there:
                 continue
             raise CheckFailed(f"{name}: {error.what}", error.fix, names=[name]) from error
         if name != last[0]:
             tell(of_launch.MasterLost(last[0], name))
-        if not found.whole:
-            tell(of_launch.TooManyFiles(name))
         takers = [peer for peer in peers if peer is not master]
+        if takers and not found.whole:
+            if not all(peer.shared for peer in (master, *takers)):
+                raise CheckFailed(f"{name}: {TOO_MANY}: {APART}", f"keep data elsewhere; {MEND}")
+            tell(of_launch.TooManyFiles(name))
         if takers:
             bring_directories(master, found, takers, tuple(outputs), stopped)
         return
@@ -148,8 +155,9 @@ def bring_metrics(
             tree = Tree.of(os.fsencode(outputs), map(entry_of, listing.files))
             give("this machine", [peer], RemoteDir(kind=OF_JOB, directory=OUTPUTS), tree)
 
-    pairs = list(zip(nodes, peers, strict=True))
-    for error in fleet.map_parallel(pairs, lambda pair: give_metrics(*pair)):
+    for error in fleet.map_parallel(
+        list(zip(nodes, peers, strict=True)), lambda pair: give_metrics(*pair)
+    ):
         if error is not None:
             raise error
 
@@ -159,11 +167,10 @@ def reader_of(master: JobPeer, tree: Tree) -> Reader:
     lock, place = threading.Lock(), os.fsdecode(tree.directory)
 
     def read(entry: ManifestEntry, offset: int, size: int) -> bytes:
-        path = os.fsdecode(entry.path)
         pieces = [
             ReadFile(
                 place=place,
-                path=path,
+                path=os.fsdecode(entry.path),
                 offset=at,
                 size=min(PIECE_BYTES, offset + size - at),
                 changed=entry.time,

@@ -104,7 +104,9 @@ def store_part(session: ServerSession, spec: Spec) -> StartedHere:
         from orchestrator.node.warm.session import SPARE_SECONDS
 
         standbys.start_standby(run, os.environ, session.umask, SPARE_SECONDS)
-    return StartedHere(supervisor=0, shared=False)
+    return StartedHere(
+        supervisor=0, shared=is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
+    )
 
 
 def at_home(session: ServerSession, spec: Spec) -> Spec:

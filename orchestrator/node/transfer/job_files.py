@@ -151,10 +151,11 @@ class FromMaster(TargetDirectory):
 
 def roots_of(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, str]:
     """Return the directories of a job by the names that are the same on all nodes."""
+    # The search may end within the working directory, which has the most files.
     found = {
-        WORK: spec.workdir,
-        OUTPUTS: os.path.join(experiment(run, spec), "outputs"),
         RESUME: resume_dir.make_resume_dir(resume_dir.first_attempt_of(run) or run),
+        OUTPUTS: os.path.join(experiment(run, spec), "outputs"),
+        WORK: spec.workdir,
     }
     if whole := snapshot.snapshot_of(Store(), spec.workdir):
         found[ABOVE] = os.fsdecode(whole)

@@ -68,14 +68,14 @@ class Job:
 
     def __init__(self, names: str, place: Path) -> None:
         self.machines = {name: Machine(at, name, place) for at, name in enumerate(names)}
-        self.last = list(names)
+        self.last, self.shared = list(names), False
 
     def __getitem__(self, name: str) -> Machine:
         return self.machines[name]
 
     def peer(self, name: str) -> JobPeer:
         one = self.machines[name]
-        return JobPeer(name, cast("Any", one), (JOB, one.index))
+        return JobPeer(name, cast("Any", one), (JOB, one.index), self.shared)
 
     def again(
         self, names: str, stopped: Callable[[], None] = lambda: None, left: str = ""
@@ -281,6 +281,23 @@ def test_failed_copy_ends_attempt(place: Path, monkeypatch: pytest.MonkeyPatch, 
         job.again("ab")
     assert refusal.value.names == ("b",), "a spare takes the place of who is the reason"
     assert "c-40/model.pt" not in job["b"].has()
+
+
+def test_too_many_files_to_look_at_refuse_attempt(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes that see the master's disk find what is left out there."""
+    monkeypatch.setattr("orchestrator.node.transfer.job_files.MOST_FILES", 1)
+    job = Job("ab", place)
+    (job["a"].resume / "state.pt").write_text("of a")
+    job["a"].write("runs/model.pt", "weights")
+    with pytest.raises(CheckFailed, match=r"^a: .*20,000 new files.*older state") as refusal:
+        job.again("ab")
+    assert refusal.value.names == () and job["b"].has() == {}
+    assert job.again("a") == []
+    job.shared = True
+    assert job.again("ab")[0].startswith("WARNING: a: too many files")
+    assert (job["b"].resume / "state.pt").read_text() == "of a"
 
 
 def test_silent_node_stops_attempt(place: Path) -> None:
