@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.common.errors import CheckFailed
 from orchestrator.config.launch import LaunchArguments
-from orchestrator.head.start.code import begin_scan, tree_for
+from orchestrator.head.start.code import begin_scan, refuse_strange, tree_for
 from orchestrator.head.start.request import resolve_request
 from orchestrator.head.transfer.listing import Rules
 from orchestrator.head.transfer.scan import Scan
@@ -62,3 +62,13 @@ def test_secret_files_never_travel(
     )
     paths = {entry.path for entry in begin_scan(request).tree().entries if entry.value}
     assert paths == {b"train.py"}
+
+
+def test_install_that_snapshot_cannot_replace_is_refused() -> None:
+    """Its package and its nodes are named, with the command that removes it."""
+    nodes: Any = [SimpleNamespace(node=SimpleNamespace(name=name)) for name in "abc"]
+    strange: Any = [SimpleNamespace(strange=names) for names in ((), ("mine",), ("mine", "more"))]
+    refuse_strange(nodes[:1], strange[:1], "/proj")
+    with pytest.raises(CheckFailed, match="Python of b, c imports mine, more from its") as refusal:
+        refuse_strange(nodes, strange, "/proj")
+    assert "pip uninstall -y mine;" in refusal.value.fix
