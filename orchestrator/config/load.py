@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from orchestrator.common.errors import UsageError, nearest_file
-from orchestrator.config import aorta, resolved
+from orchestrator.config import aorta
 from orchestrator.config.parse import collect_fields, raise_problems, rest_field
 from orchestrator.config.schema import Config, unread_values
 from orchestrator.protocol.message import encode_value, hints_of
@@ -90,11 +90,6 @@ def _checked(data: dict[str, Any], problems: list[UsageError]) -> Config:
         problems += unread_values(whole)
     raise_problems(problems)
     return Config(**sections)
-
-
-def to_yaml(config: Config, shown: Callable[[Any], Any] = lambda data: data) -> str:
-    """Return the config as YAML, after `shown` has filtered its data."""
-    return resolved.yaml_of(shown(config_as_data(config)))
 
 
 def config_as_data(config: Config) -> dict[str, Any]:

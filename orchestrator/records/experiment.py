@@ -18,6 +18,7 @@ from typing import Any
 from orchestrator.common import files, hiding
 from orchestrator.common.errors import UsageError
 from orchestrator.common.permissions import other_writers
+from orchestrator.config import resolved
 from orchestrator.config.launch import Launch
 from orchestrator.protocol.events import RankState
 from orchestrator.protocol.message import Nonsense, decode_value, parse_object, to_dict, to_json
@@ -285,6 +286,12 @@ def to_json_lines(value: object) -> str:
     return to_json(value)
 
 
+def fields_to_json(data: Mapping[str, Any]) -> str:
+    """Return JSON with one line for each field and node. 4,096 ranks take 10 ms."""
+    fields = (f"{json.dumps(field)}: {to_json_lines(value)}" for field, value in data.items())
+    return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
 class Experiment:
     """One directory under --experiments. With `trusted`, every writer of its record is trusted."""
 
@@ -313,7 +320,7 @@ class Experiment:
         return self.log(node).with_suffix(".ranks")
 
     def write(self, name: str, text: str) -> None:
-        """Write a whole file in the experiment's directory."""
+        """Write a whole file in the experiment's directory, with what it has of secrets."""
         with files.open_replacement(self.path / name) as file:
             with files.open_directory(self.path) as directory:
                 files.give_to_owner_of(directory, file.fileno())
@@ -321,9 +328,10 @@ class Experiment:
             file.write(text.encode(errors="backslashreplace"))
 
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
-        """Write JSON with one line for each field and node. 4,096 ranks take 10 ms."""
-        fields = (f"{json.dumps(field)}: {to_json_lines(value)}" for field, value in data.items())
-        self.write(name, "{\n" + ",\n".join(fields) + "\n}\n")
+        self.write(name, fields_to_json(hiding.without_secrets(data)))
+
+    def write_yaml(self, name: str, data: dict[str, Any]) -> None:
+        self.write(name, resolved.yaml_of(hiding.without_secrets(data)))
 
     def write_record(self, record: JobRecord) -> None:
         """Write job.json without secrets in its texts; later heads need its names as they are."""
@@ -339,7 +347,7 @@ class Experiment:
             )
             for one in record.attempts
         ]
-        self.write_json(RECORD, to_dict(replace(record, **texts, attempts=attempts)))
+        self.write(RECORD, fields_to_json(to_dict(replace(record, **texts, attempts=attempts))))
 
     def read_record(self) -> JobRecord:
         try:

@@ -112,6 +112,9 @@ def test_secrets_are_hidden_wherever_head_writes(
     written = Experiment(tmp_path).read_record()
     assert [each.name for each in written.nodes] == [SECRET]
     assert (tmp_path / "job.json").read_text().count(SECRET) == 1
+    Experiment(tmp_path).write_json("manifest.json", {"hook": SECRET})
+    Experiment(tmp_path).write_yaml("config.yaml", {"env": {"A": f"'{SECRET}"}})
+    assert not [path for path in tmp_path.glob("[cm]*") if SECRET in path.read_text()]
     text = (tmp_path / "head.log").read_text() + "\n".join(shown) + "".join(capsys.readouterr())
     assert text.count("(redacted)") == 2 * 3 + 1 + 6
     assert not [word for word in (SECRET, "anna:pass", "hf_aaa") if word in text]

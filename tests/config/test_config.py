@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from orchestrator.common.errors import EXIT_USAGE, UsageError
 from orchestrator.config.launch import Launch
-from orchestrator.config.load import load_config, to_yaml
+from orchestrator.config.load import config_as_data, load_config
 from orchestrator.config.parse import build_dataclass
+from orchestrator.config.resolved import yaml_of
 from orchestrator.config.schema import Config, NcclConfig, ProfilingConfig
 
 ROOT = Path(__file__).parents[2]
@@ -267,7 +268,7 @@ def test_dumped_config_loads_equal(
     launch = Launch(name=name, grace=grace, nproc=nproc)
     config = Config(launch=launch, env=env, nccl=NcclConfig("roce", nccl))
     file = tmp_path_factory.getbasetemp() / "config.yaml"
-    file.write_text(to_yaml(config), encoding="utf-8")
+    file.write_text(yaml_of(config_as_data(config)), encoding="utf-8")
     assert load_config(file) == config
     assert build_dataclass(Config, json.loads(json.dumps(dataclasses.asdict(config))), "") == config
 
@@ -372,7 +373,7 @@ def test_value_of_wrong_type_is_refused(override: str, words: str) -> None:
 def test_lists_and_arguments_round_trip() -> None:
     words = ["optimizer.betas=[0.5, 0.75]", "fsdp.wrap=[A, B]", "model.target=a:b"]
     found = load_config(None, [*words, "model.args={x: {y: [1]}}"])
-    assert build_dataclass(Config, yaml.safe_load(to_yaml(found))) == found
+    assert build_dataclass(Config, yaml.safe_load(yaml_of(config_as_data(found)))) == found
 
 
 def test_config_reference_is_up_to_date() -> None:

@@ -290,7 +290,7 @@ def describe_job(prepared: Prepared) -> str:
     config = replace(request.config, env=redact.redact_variables(request.config.env))
     missing = "config.yaml"
     try:
-        experiment.write("config.yaml", load.to_yaml(config, hiding.without_secrets))
+        experiment.write_yaml("config.yaml", load.config_as_data(config))
         missing = "manifest.json"
         tree = scan.ready(TREE_SECONDS) if scan else None
         most = config.sync.keep * MEGABYTE
@@ -298,7 +298,7 @@ def describe_job(prepared: Prepared) -> str:
         if scan and request.payload is None and (lacks := archive.missing_code(scan, tree, kept)):
             tell(of_launch.RecordIncomplete(lacks))
         data = {**make_manifest(prepared, tree), "kept": kept.digest if kept else None}
-        experiment.write_json("manifest.json", hiding.without_secrets(data))
+        experiment.write_json("manifest.json", data)
     except OSError as error:
         return f"{missing} is missing: {experiment.path}: {error.strerror}"
     return ""
