@@ -172,7 +172,8 @@ def open_to_append(path: Name) -> int:
 def append_lines(descriptor: int, lines: bytes) -> int:
     """Append lines to a file; return the number of bytes that are in it, of whole lines only.
 
-    A disk that becomes full within a line gets nothing of that line.
+    A disk that becomes full within a line gets nothing of that line. Copies of a growing file, and
+    logs whose rest is written later (job_log, event_file, node_logs, growing), write bytes instead.
     """
     written = os.write(descriptor, lines)
     whole = lines.rfind(b"\n", 0, written) + 1

@@ -81,7 +81,7 @@ class MetricsFile:
                 kept = _lines_up_to(self._path, self._after) if self._after else b""
                 # A full disk must not leave half of the earlier lines, so this is atomic.
                 files.replace_file(self._path, kept)
-                self._file = self._path.open("ab", buffering=0)
+                self._file = os.fdopen(files.open_to_append(self._path), "ab", buffering=0)
             if files.append_lines(self._file.fileno(), line) < len(line):
                 raise OSError("there is no room for a line")
         except OSError as error:
@@ -257,8 +257,7 @@ class StepAccount:
         # A full disk loses this record and must not end the run.
         with contextlib.suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab", buffering=0) as file:
-                file.write(json.dumps(line).encode("ascii") + b"\n")
+            files.add_lines(self.path, json.dumps(line).encode("ascii") + b"\n")
 
 
 @functools.cache

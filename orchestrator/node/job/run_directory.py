@@ -185,7 +185,9 @@ class SystemLog:
             words = hiding.hide_secrets(words, self.secrets)
         if self.file is not None:
             with contextlib.suppress(OSError):
-                os.write(self.file, f"{at} [{os.getpid()}] {words}\n".encode(errors="replace"))
+                files.append_lines(
+                    self.file, f"{at} [{os.getpid()}] {words}\n".encode(errors="replace")
+                )
 
 
 def lines_between(paths: Sequence[str], since: float, until: float) -> str:
