@@ -180,7 +180,7 @@ def address_of(master: str, patience: float) -> str:
                 f"MASTER_ADDR {master!r} could not be resolved here within {patience:.0f} s",
                 "write the master's IP address, or correct its name",
             )
-        time.sleep(RETRY_SECONDS)
+        time.sleep(PAUSE_SECONDS)
     return address
 
 
@@ -287,7 +287,7 @@ def make(request: LaunchRequest, mine: MachinePart, nodes: Nodes, agreed: Agreed
 
 
 # The interval between two attempts to reach node 0.
-RETRY_SECONDS = 0.2
+PAUSE_SECONDS = 0.2
 # The interval between two messages about missing nodes.
 REMIND_SECONDS = 15.0
 
@@ -407,7 +407,7 @@ def join(hello: Hello, address: tuple[str, int], patience: float) -> Agreed:
         if time.monotonic() > remind:
             remind = time.monotonic() + REMIND_SECONDS
             say(f"node 0 cannot be reached at {address[0]}:{address[1]} yet ({reason})")
-        time.sleep(RETRY_SECONDS)
+        time.sleep(PAUSE_SECONDS)
     raise NodeError(
         f"node 0 did not answer within {patience:.0f} s at {address[0]}:{address[1]}"
         f" ({reason or 'it does not answer'})",

@@ -32,6 +32,19 @@ STOP_PROOF_SECONDS = 20.0
 END_LIMIT_SECONDS = 30.0
 # Before a node is ended for a failure elsewhere, for one that it reports of its own.
 HEARSAY_SECONDS = 0.3
+# For nodes that an earlier attempt lost, if the job has too few.
+RETURN_SECONDS = 3.0
+# For a node that answered a moment ago, before a spare replaces it.
+SPARED_SECONDS = 3.0
+# For lost nodes, at the end of a job.
+LOST_SECONDS = 5.0
+# For a node's answer to a sample, before the others are shown without it.
+SAMPLE_SECONDS = 1.0
+# For a node to end a command of exec: from SIGTERM to SIGKILL, and in all.
+EXEC_GRACE_SECONDS = 5
+EXEC_END_SECONDS = EXEC_GRACE_SECONDS + 5.0
+# For an acknowledgement from a node that runs a command of exec.
+EXEC_SILENCE_SECONDS = 30.0
 
 # -- a head waits for the head before it, an onlooker for either --
 # To fetch the outputs, to leave and to release its lock.
@@ -40,6 +53,8 @@ HEAD_LEAVES_SECONDS = 20.0
 CATCH_UP_SECONDS = 60.0
 # The interval of questions to a scheduler's controller, which answers many users.
 SCHEDULER_SECONDS = 5.0
+# For Slurm's controller, which may be busy; its commands retry by themselves.
+SLURM_SECONDS = 30.0
 
 # -- the channel between head and node --
 # The interval of the server's heartbeats.
@@ -67,8 +82,25 @@ GONE_SECONDS = 5.0
 STRANGER_SECONDS = 5.0
 # For a connection to another node, which a check tries.
 DIAL_SECONDS = 3.0
+# For a connection to another supervisor, which a firewall may block.
+PEER_DIAL_SECONDS = 10.0
+# For the supervisors that end later, to hear of the end of this one.
+GOODBYE_SECONDS = 0.3
+# For another launch that is about to start, or to give up; the second, where it came first.
+CLAIM_SECONDS = 5.0
+RIVALS_SECONDS = 2.0
+# A node refuses a start this long before its head gives up.
+TOLD_SECONDS = 10.0
+# For a head to repeat its request for a profile.
+PROFILE_SECONDS = 30.0
 
 # -- processes of one node wait for each other --
+# For its ranks to write their stacks, and for those that do not fail when another rank has waited
+# for them in vain.
+STACKS_SECONDS = 3.0
+LATE_STACKS_SECONDS = 1.0
+# For another rank, in `orchestrator verify`, beyond its own time.
+VERIFY_SECONDS = 60.0
 # For one to die of SIGKILL. One that survives longer hangs in the kernel.
 DEATH_SECONDS = 10.0
 # For a standby, which may still import modules, and for the order to it.

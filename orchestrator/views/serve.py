@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from orchestrator.common.errors import UsageError
 
 # The time that clients have to read their responses when the server ends.
-GOODBYE_SECONDS = 1
+SHUTDOWN_SECONDS = 1
 MOST_CLIENTS = 400
 
 
@@ -40,7 +40,7 @@ def serve_app(app: Starlette, listening: socket.socket) -> None:
         # The first address contains the token.
         access_log=False,
         server_header=False,
-        timeout_graceful_shutdown=GOODBYE_SECONDS,
+        timeout_graceful_shutdown=SHUTDOWN_SECONDS,
         limit_concurrency=MOST_CLIENTS,
     )
     uvicorn.Server(config).run(sockets=[listening])

@@ -26,6 +26,7 @@ from orchestrator.engine.ranks.ranks import Ranks, gather_values
 from orchestrator.protocol.message import Nonsense, decode_value, encode_value, parse_object
 from orchestrator.protocol.requests import follow as asked
 from orchestrator.protocol.requests.follow import ProfileAnswer, ProfileRequest
+from orchestrator.protocol.timing import PROFILE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ class ProfileRequests:
         try:
             with files.open_plain(self.path) as file:
                 request = decode_value(ProfileRequest, parse_object(file.read(1 << 12)), newer=True)
-            if time.time() - self.path.stat().st_mtime < asked.PATIENCE_SECONDS:
+            if time.time() - self.path.stat().st_mtime < PROFILE_SECONDS:
                 self.request = request
                 # The node accepts no other request while the file or this answer is there.
                 self.notify(asked.ASKED)

@@ -24,11 +24,10 @@ from orchestrator.engine.observe import speed
 from orchestrator.engine.ranks.ranks import Ranks, device_name
 from orchestrator.engine.verify import collective_bench, pair_bench
 from orchestrator.engine.verify.collective_bench import exchange_values, join_group
+from orchestrator.protocol.timing import VERIFY_SECONDS
 
 # The parts of --seconds for each measurement; the rest is for matmuls.
 COLLECTIVES, PAIRS = 0.5, 0.35
-# The longest wait for another rank, beyond --seconds.
-PATIENCE_SECONDS = 60.0
 
 
 def main() -> None:
@@ -39,7 +38,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         config = settings.config_of_launch() or Config()
-        ranks = join_group(options.backend, PATIENCE_SECONDS + options.seconds)
+        ranks = join_group(options.backend, VERIFY_SECONDS + options.seconds)
         wrong = verify_ranks(ranks, config, options.max_size, options.seconds)
     except OrchestratorError as error:
         raise SystemExit(str(error)) from None

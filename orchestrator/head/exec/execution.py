@@ -19,6 +19,7 @@ from orchestrator.head.connect.transport import Channel, Connection, Transport, 
 from orchestrator.head.nodes import server_command
 from orchestrator.head.nodes.node_list import NumberedNode
 from orchestrator.head.nodes.server_command import FIRST, TAKEN
+from orchestrator.protocol.timing import EXEC_END_SECONDS, EXEC_GRACE_SECONDS, EXEC_SILENCE_SECONDS
 
 
 def ssh_command(
@@ -57,8 +58,6 @@ def plain_line(directory: Directory, words: Sequence[str]) -> str:
 # Write the line that a node's login shell gets: a command, with a supervisor of a few lines of
 # sh.
 
-# The supervisor on the node waits this long between SIGTERM and SIGKILL.
-GRACE_SECONDS = 5
 # Linux limits one word of a command line to 128 KiB.
 LONGEST_BYTES = 120_000
 # timeout(1) and env(1) exit with this code if they could not start the command.
@@ -92,7 +91,7 @@ trap 'over=1' TERM
     trap '' TERM INT HUP PIPE
     read -r x <&3
     kill -TERM 0
-    sleep {GRACE_SECONDS}
+    sleep {EXEC_GRACE_SECONDS}
     kill -KILL 0
 ) >/dev/null 2>&1 &
 watcher=$!
@@ -167,10 +166,6 @@ def encode_bytes(data: bytes) -> str:
 PIECE_BYTES = 1 << 16
 # The end of an rc file's output is kept for error messages; BEGINS must fit in it.
 NOISE_BYTES = 1 << 12
-# A node must end its program within this time.
-PATIENCE = GRACE_SECONDS + 5.0
-# A connection counts as dead after this time without an acknowledgement.
-SILENCE_SECONDS = 30.0
 # timeout(1) exits with this code.
 TIMED_OUT = 124
 NEVER_BEGAN = "its login shell waits"
@@ -272,7 +267,7 @@ class ExecSession:
             if not self.why:
                 self.why = reason
                 if self.channel is not None:
-                    self.after(PATIENCE, self.give_up)
+                    self.after(EXEC_END_SECONDS, self.give_up)
                     self.channel.shutdown_write()
 
     def give_up(self) -> None:
@@ -323,7 +318,7 @@ class Execution:
 
     def _run_session(self, session: ExecSession, line: str) -> ExecOutcome:
         connection = self.ssh.connect(session.node.node)
-        notice_loss(connection, SILENCE_SECONDS)
+        notice_loss(connection, EXEC_SILENCE_SECONDS)
         if not session.start(connection, line, self.ssh.timeout):
             return ExecOutcome(session.node, problem=f"not started ({session.why})")
         assert session.channel is not None

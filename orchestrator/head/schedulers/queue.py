@@ -19,13 +19,12 @@ from orchestrator.head.connect.ssh_config import Login
 from orchestrator.head.connect.subprocess_transport import ProcessChannel, ProcessConnection
 from orchestrator.head.connect.way import Way
 from orchestrator.head.nodes.node_list import Node
+from orchestrator.protocol.timing import SLURM_SECONDS
 from orchestrator.records import experiment, experiments
 from orchestrator.records.experiment import Experiment, JobRecord
 
 log = logging.getLogger(__name__)
 
-# Slurm's controller may be busy, and its commands retry by themselves.
-PATIENCE_SECONDS = 30.0
 OVER = (
     *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY"),
     *("PREEMPTED", "REVOKED", "TIMEOUT"),
@@ -64,12 +63,12 @@ def run_slurm(*command: str, stdin: str | None = None, env: Mapping[str, str] | 
             capture_output=True,
             text=True,
             check=False,
-            timeout=PATIENCE_SECONDS,
+            timeout=SLURM_SECONDS,
             env=env,
         )
     except subprocess.TimeoutExpired:
         raise NodeError(
-            f"Slurm does not answer ({command[0]}, {PATIENCE_SECONDS:.0f} s)", "try: scontrol ping"
+            f"Slurm does not answer ({command[0]}, {SLURM_SECONDS:.0f} s)", "try: scontrol ping"
         ) from None
     if done.returncode:
         complaint = re.sub(r"^\w+: (error: )?", "", done.stderr.strip(), flags=re.MULTILINE)

@@ -43,13 +43,10 @@ from orchestrator.protocol.requests.start import (
     Unclaim,
     Wait,
 )
-from orchestrator.protocol.timing import QUICK_ANSWER_SECONDS
+from orchestrator.protocol.timing import CLAIM_SECONDS, QUICK_ANSWER_SECONDS
 from orchestrator.records import experiments
 
 log = logging.getLogger(__name__)
-
-# A node waits this long for another launch that is about to start, or to give up.
-PATIENCE_SECONDS = 5.0
 
 
 class Occupied(CheckFailed):
@@ -106,7 +103,7 @@ def hold_gpus(wanted: Sequence[NodeClaim]) -> Hold:
         order = sorted(range(len(wanted)), key=lambda at: answers[at].machine)
         wanted, answers = [wanted[at] for at in order], []
         for one in wanted:
-            answers += send_claims([one], PATIENCE_SECONDS)
+            answers += send_claims([one], CLAIM_SECONDS)
             if not answers[-1].held:
                 break
     missing = {
@@ -211,11 +208,11 @@ def name_holders(state: LockTableState) -> str:
 
 
 # The pause between two tries to reach nodes that were lost.
-AWAY_SECONDS = 5.0
+PAUSE_SECONDS = 5.0
 # The pause between two looks at the queue.
 LOOK_SECONDS = 0.3
 # The longest pause before a node looks again for programs on its GPUs.
-RETRY_SECONDS = 5.0
+LONGEST_PAUSE_SECONDS = 5.0
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -247,7 +244,7 @@ def wait_for_turn(
             except Occupied as error:
                 # Another launch was quicker, or a program outside of any job uses the GPUs.
                 why = in_queue(error.missing)
-                pause = min(2 * pause, RETRY_SECONDS)
+                pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
             except Disconnected as error:
                 tell(of_launch.LeftQueue(error.what))
                 place = QueuePlace(*reach_again(reach))
@@ -264,8 +261,8 @@ def reach_again(reach: Callable[[], tuple[LaunchRequest, Nodes]]) -> tuple[Launc
         try:
             return reach()
         except NodeError as error:
-            log.info("the nodes are tried again in %g s: %s", AWAY_SECONDS, error.what)
-            time.sleep(AWAY_SECONDS)
+            log.info("the nodes are tried again in %g s: %s", PAUSE_SECONDS, error.what)
+            time.sleep(PAUSE_SECONDS)
 
 
 class QueuePlace:

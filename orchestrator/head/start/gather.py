@@ -20,17 +20,19 @@ from orchestrator.head.screen.events import tell
 from orchestrator.head.start import claims
 from orchestrator.head.start.selection import Candidate, Choice, choose_candidates
 from orchestrator.protocol.requests.follow import Living, LivingRuns, Stop
-from orchestrator.protocol.timing import ANSWER_SECONDS, DEATH_SECONDS, HEAD_PATIENCE_SECONDS
+from orchestrator.protocol.timing import (
+    ANSWER_SECONDS,
+    DEATH_SECONDS,
+    HEAD_PATIENCE_SECONDS,
+    RETURN_SECONDS,
+    SPARED_SECONDS,
+)
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 log = logging.getLogger(__name__)
 
 # The pause between two tries to reach a node that is away.
-RETRY_SECONDS = 1.0
-# The wait for nodes that an earlier attempt lost, if the job has too few.
-RETURN_SECONDS = 3.0
-# The wait before a spare replaces a node that answered a moment ago.
-AWAY_SECONDS = 3.0
+PAUSE_SECONDS = 1.0
 NOTHING_LEFT = "has lost its part of the job, as with another disk"
 
 
@@ -92,7 +94,7 @@ class Gathering:
                 tell(of_launch.WaitsForNodes(", ".join(away), patience))
             said = said or bool(away)
             self.occupied.clear()
-            time.sleep(RETRY_SECONDS)
+            time.sleep(PAUSE_SECONDS)
 
     def choose(self, waited: float) -> Choice:
         """Choose among the nodes that answer.
@@ -117,7 +119,7 @@ class Gathering:
             self.ask_nodes([*record.nodes, *record.spares], lost=True)
             choice = choose_candidates(self.candidates(), least, most)
         silent = (isinstance(self.answers.get(node.name), NodeError) for node in record.nodes)
-        if others and waited < AWAY_SECONDS and not choice.problem and any(silent):
+        if others and waited < SPARED_SECONDS and not choice.problem and any(silent):
             return Choice((), problem="a node may come back")
         return choice
 

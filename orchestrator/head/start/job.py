@@ -28,11 +28,8 @@ from orchestrator.head.screen.keyboard import Keyboard
 from orchestrator.head.screen.screen import Display, Screen
 from orchestrator.head.start.record import Running
 from orchestrator.protocol.requests.start import Release
-from orchestrator.protocol.timing import ANSWER_SECONDS
+from orchestrator.protocol.timing import ANSWER_SECONDS, LOST_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
-
-# The end of a job waits this long for nodes that were lost.
-AWAY_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
@@ -179,7 +176,7 @@ def release_job(
 
     telling = fleet.start_thread(partial(fleet.map_parallel, away, tell))
     fleet.map_parallel([node for node in every if node not in away], tell)
-    telling.join(AWAY_SECONDS)
+    telling.join(LOST_SECONDS)
 
 
 def make_screen(

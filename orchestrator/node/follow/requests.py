@@ -41,6 +41,7 @@ from orchestrator.protocol.requests.follow import (
     SystemLines,
 )
 from orchestrator.protocol.requests.request import OTHER_VERSION, UNKNOWN_JOB, Nothing
+from orchestrator.protocol.timing import PROFILE_SECONDS
 from orchestrator.protocol.version import OWN, version_conflict
 
 M = TypeVar("M", bound=Message)
@@ -179,7 +180,7 @@ def ask_for_profile(run: RunDir, request: ProfileRequest) -> ProfileState:
     )
     state = reply if reply is not None and reply.id == request.id else None
     with contextlib.suppress(OSError):
-        if time.time() - os.stat(path).st_mtime > profiling.PATIENCE_SECONDS:
+        if time.time() - os.stat(path).st_mtime > PROFILE_SECONDS:
             # The head that wrote it no longer repeats it.
             waiting = None
     steps = step_times(run).values()

@@ -15,12 +15,8 @@ from orchestrator.node.job.processes import Process
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.events import RankEnded, RankStacks, RankStarted, Started
 from orchestrator.protocol.requests.follow import has_ended
-from orchestrator.protocol.timing import STACKS_SIGNAL
+from orchestrator.protocol.timing import LATE_STACKS_SECONDS, STACKS_SECONDS, STACKS_SIGNAL
 
-# All ranks of a node have this long to write their stacks.
-PATIENCE_SECONDS = 3.0
-# As long for those that do not fail when another rank has waited for them in vain.
-LATE_SECONDS = 1.0
 # The text of a collective whose time was over.
 TIMED_OUT = re.compile(
     r"(?i)timed out (waiting|after)|(wait|socket) timeout|operation timeout|monitoredBarrier"
@@ -101,7 +97,7 @@ def ticks_of(pid: int) -> int:
 
 
 def collect_stacks(
-    run: RunDir, patience: float = PATIENCE_SECONDS, most: int = LAST
+    run: RunDir, patience: float = STACKS_SECONDS, most: int = LAST
 ) -> dict[int, RankStacks]:
     """Return every rank's stack and the collectives that torch recorded.
 
@@ -147,7 +143,7 @@ def waited_in_vain(failed: RankEnded) -> bool:
 def late_ranks(run: RunDir) -> dict[int, RankStacks]:
     """Return the positions of the ranks that have not failed when another has waited in vain."""
     first = run.read_spec().first_rank
-    ranks = collect_stacks(run, LATE_SECONDS, 2).items()
+    ranks = collect_stacks(run, LATE_STACKS_SECONDS, 2).items()
     return {rank: where for rank, where in ranks if not os.path.exists(run.error(rank - first))}
 
 

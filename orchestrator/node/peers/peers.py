@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from orchestrator.protocol.control import PeerHeartbeat
 from orchestrator.protocol.frames import AMONG_NODES, SIGNED, Splitter, frame_header
 from orchestrator.protocol.message import Nonsense, decode_value, encode_value, parse_object
-from orchestrator.protocol.timing import STRANGER_SECONDS
+from orchestrator.protocol.timing import GOODBYE_SECONDS, PEER_DIAL_SECONDS, STRANGER_SECONDS
 
 # The limit of connections that have not yet proved that they belong to this job.
 STRANGERS = 64
@@ -27,9 +27,6 @@ STRANGERS = 64
 QUIET_BEATS = 3
 DIAL_BEATS = 2
 SILENT_LINES = 8
-# A connection that takes longer is probably blocked by a firewall.
-LATE_SECONDS = 10.0
-GOODBYE_SECONDS = 0.3
 
 # The arguments are a node and its message.
 Hear = Callable[[int, PeerHeartbeat], None]
@@ -341,7 +338,7 @@ class Spoke(Peers):
             self.silent.pop(0).close()
 
     def late(self, now: float) -> bool:
-        return now - self.begun > LATE_SECONDS
+        return now - self.begun > PEER_DIAL_SECONDS
 
     def dial(self) -> None:
         try:

@@ -27,11 +27,10 @@ from orchestrator.protocol.requests.claims import (
 )
 from orchestrator.protocol.requests.start import Claimed, LockTableState, ReadLockTable
 from orchestrator.protocol.spec import Spec
+from orchestrator.protocol.timing import RIVALS_SECONDS
 
 # The interval of the looks at the locks of others.
 LOOK_SECONDS = 0.05
-# The wait for launches that try at the same moment, and then give up or start.
-RIVALS_SECONDS = 2.0
 # A driver that is loaded for each query needs some seconds.
 TOOL_SECONDS = 5.0
 # This server computes for other processes.

@@ -22,15 +22,13 @@ from orchestrator.protocol.events import Ended
 from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.start import Start, StartedHere
 from orchestrator.protocol.spec import Spec
+from orchestrator.protocol.timing import TOLD_SECONDS
 from orchestrator.protocol.version import OWN
 
 if TYPE_CHECKING:
     import subprocess
 
     from orchestrator.node.warm.standbys import WarmSupervisor
-
-# The head receives the reason of a failure this long before its own timeout.
-TOLD_SECONDS = 10.0
 
 
 def start_part(session: ServerSession, spec: Spec) -> StartedHere:

@@ -82,8 +82,9 @@ class Listing:
             self.add(path, status, target)
 
     def add(self, path: str, status: os.stat_result, target: str = "") -> None:
-        mode, changed = stat.S_IMODE(status.st_mode), max(0, status.st_mtime_ns)
-        file = OutputFile(path=path, mode=mode, changed=changed)
+        file = OutputFile(
+            path=path, mode=stat.S_IMODE(status.st_mode), changed=max(0, status.st_mtime_ns)
+        )
         if stat.S_ISDIR(status.st_mode):
             file = file.replace(kind="directory")
         elif not is_since(status, self.since):

@@ -128,8 +128,9 @@ def check_out(session: ServerSession, request: CheckOut) -> CheckedOut:
 
 @answers(Outputs)
 def outputs_of_job(session: ServerSession, request: Outputs) -> OutputFiles:
-    run = RunDir(request.job, request.node)
-    listing = outputs.outputs_of_job(run, checkpoints=request.checkpoints, beside=request.beside)
+    listing = outputs.outputs_of_job(
+        RunDir(request.job, request.node), checkpoints=request.checkpoints, beside=request.beside
+    )
     return session.of(Moving).list(listing)
 
 

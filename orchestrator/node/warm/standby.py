@@ -25,8 +25,8 @@ from typing import Any, NoReturn
 
 # The interval of the checks of the imported files, each of which takes 0.1 ms.
 TICK_SECONDS = 15.0
-# A caller has this long to send its order.
-PATIENCE_SECONDS = 10.0
+# A caller has this long to send its order; no table of the package is imported here.
+ORDER_SECONDS = 10.0
 # Linux passes at most this many descriptors in one message.
 MOST_FILES = 253
 
@@ -114,7 +114,7 @@ def wait_for_order(
         left = os.stat("standby.json").st_mtime - time.time()
         if select.select([server], [], [], max(0.0, min(TICK_SECONDS, left)))[0]:
             caller, _ = server.accept()
-            caller.settimeout(PATIENCE_SECONDS)
+            caller.settimeout(ORDER_SECONDS)
             with contextlib.suppress(OSError, EOFError, ValueError):
                 return caller, *receive_message(caller)
             sys.exit()

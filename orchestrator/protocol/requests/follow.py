@@ -163,9 +163,6 @@ REQUEST_FILE, ANSWER_FILE = "profile_request.json", "profile_answer.json"
 # The limit of one profile: a trace has megabytes per step.
 MOST_STEPS = 20
 
-# A request that no head has repeated for this long is stale.
-PATIENCE_SECONDS = 30.0
-
 # Rank 0 has not read the request yet.
 ASKED = "asked"
 TRACING = "tracing"

@@ -27,6 +27,7 @@ from orchestrator.head.screen.log_reader import tail_lines, users_frames
 from orchestrator.head.screen.output import Terminal
 from orchestrator.head.status.status import FoundJob, transport_without_record
 from orchestrator.protocol.requests.follow import AskStuck
+from orchestrator.protocol.timing import SAMPLE_SECONDS
 from orchestrator.records import experiments, manifest
 from orchestrator.records.experiment import Experiment
 from orchestrator.records.metrics.progress import RankProgress
@@ -37,8 +38,6 @@ from orchestrator.views.top.sample import EVERY, JobSample, TopSample, Watch
 LINES = 400
 # The time between two samples when one job is shown.
 SECONDS = 1.0
-# How long a sample waits for a node before the others are shown without it.
-PATIENCE_SECONDS = 1.0
 STACK_SECONDS = 15.0
 
 
@@ -70,7 +69,7 @@ def of_job(where: Where, found: FoundJob) -> None:
 
 def show(watch: Watch, *, every: float | None) -> int:
     """Print one sample; with --json --watch, print a line per sample until Ctrl-C."""
-    watch.patience = None if every is None else PATIENCE_SECONDS
+    watch.patience = None if every is None else SAMPLE_SECONDS
     while True:
         sample = watch.observe()
         indent = 1 if every is None else None
@@ -112,7 +111,7 @@ def live(where: Where, watch: Watch, seconds: float, alone: str = "") -> int:
     def closer(job: str) -> None:
         watch.closer = job
 
-    watch.patience = PATIENCE_SECONDS
+    watch.patience = SAMPLE_SECONDS
     # Without this, a killed process leaves mouse reporting on and the cursor hidden.
     interrupt.undo_on_interrupt(output.terminal_restorer())
     Top(watch.observe, watch.seen(), seconds, actions, closer, alone).run()

@@ -31,7 +31,7 @@ EVERY = "*"
 # The least time between two searches for the experiments of jobs that are not known here.
 AGAIN_SECONDS = 5.0
 # A lost node is connected to again after this time.
-RETRY_SECONDS = 5.0
+PAUSE_SECONDS = 5.0
 # A pending request hides the previous answer once it takes longer than this.
 STALE_SECONDS = 5.0
 # GPUs are queried less often, as nvidia-smi costs a node more than all the rest.
@@ -231,7 +231,7 @@ class WatchedNode:
             return self.last
         try:
             if self.channel is None:
-                self.again_at = time.monotonic() + RETRY_SECONDS
+                self.again_at = time.monotonic() + PAUSE_SECONDS
                 self.channel = open_serving_channel(self.transport, self.node)
             checkup = self.ask(self.channel)
         except OrchestratorError as error:

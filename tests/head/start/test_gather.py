@@ -29,9 +29,9 @@ from orchestrator.records.outcome import JobVerdict
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gather, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(gather, "PAUSE_SECONDS", 0.0)
     monkeypatch.setattr(events, "listeners", [Listener()])
-    monkeypatch.setattr(gather, "AWAY_SECONDS", 0.0)
+    monkeypatch.setattr(gather, "SPARED_SECONDS", 0.0)
 
 
 def node(index: int, name: str, state: str = "ended") -> NodeRecord:

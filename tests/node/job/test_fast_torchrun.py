@@ -14,12 +14,12 @@ def test_wait_for_returns_once_master_listens() -> None:
         later.start()
         began = time.monotonic()
         fast_torchrun.wait_for("127.0.0.1", master.getsockname()[1])
-        assert 0.25 < time.monotonic() - began < fast_torchrun.PATIENCE_SECONDS
+        assert 0.25 < time.monotonic() - began < fast_torchrun.MASTER_SECONDS
         later.join()
 
 
 def test_wait_for_gives_up_without_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fast_torchrun, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(fast_torchrun, "MASTER_SECONDS", 0.2)
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         fast_torchrun.wait_for("127.0.0.1", deaf.getsockname()[1])

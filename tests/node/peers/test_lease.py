@@ -141,11 +141,11 @@ def test_late_supervisor_is_not_taken_for_firewall(
         port = listener.getsockname()[1]
         master = {"supervisors": "127.0.0.1", "supervisors_port": port, "token": "00" * 16}
         lease = Lease(loop, bare_spec(node=1, nnodes=2, attached=True, **master))
-        for _ in range(round(3 * peers.LATE_SECONDS / lease.beat)):
+        for _ in range(round(3 * peers.PEER_DIAL_SECONDS / lease.beat)):
             lease.turn()
             now += lease.beat
         assert not loop.events
-    for _ in range(round(2 * peers.LATE_SECONDS / lease.beat)):
+    for _ in range(round(2 * peers.PEER_DIAL_SECONDS / lease.beat)):
         lease.turn()
         now += lease.beat
     (formed,) = loop.events

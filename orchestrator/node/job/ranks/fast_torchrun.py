@@ -14,8 +14,8 @@ import sys
 import time
 from typing import Any
 
-# After this time torchrun itself waits for the master.
-PATIENCE_SECONDS = 60.0
+# After this time torchrun itself waits for the master. No table of the package is imported here.
+MASTER_SECONDS = 60.0
 # Minimum and maximum pause between two tries. At the minimum, 1,024 nodes send 200,000 packets/s.
 TRY_SECONDS = (0.005, 0.25)
 # The pause before the next try grows by this share of the last one.
@@ -70,7 +70,7 @@ def note_the_time() -> None:
 def wait_for(address: str, port: int) -> None:
     """Wait until the master's agent listens; torchrun, refused once, waits half a second more."""
     pause, longest = TRY_SECONDS
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + MASTER_SECONDS
     while time.monotonic() < deadline:
         try:
             socket.create_connection((address, port), timeout=5).close()
