@@ -83,7 +83,7 @@ def reached_machines(
             network += f" {interface.speed / 1000:g} Gb/s"
         network = ", ".join(filter(None, [network, cards]))
         facts = machine.describe_machine(reached.probed, known)
-        found.append(SeenMachine(node, facts, reached.facts.marker_seen, network))
+        found.append(SeenMachine(node, facts, reached.facts.sees_directory, network))
     return found
 
 

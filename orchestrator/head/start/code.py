@@ -131,7 +131,7 @@ def is_placed(request: LaunchRequest, node: Reached) -> bool:
 def gets_snapshot(request: LaunchRequest, node: Reached) -> bool:
     if request.config.launch.sync == "always" or request.origin:
         return True
-    return not is_placed(request, node) and not node.facts.marker_seen
+    return not is_placed(request, node) and not node.facts.sees_directory
 
 
 def relative_request(request: LaunchRequest) -> LaunchRequest:

@@ -52,7 +52,7 @@ def probe_machine(request: Probe, root: str = "") -> dict[str, Any]:
         {
             "workdir_exists": lambda: os.path.isdir(workdir),
             "target": lambda: resolve_target(request.target, workdir),
-            "marker_seen": lambda: bool(request.marker) and os.path.lexists(request.marker),
+            "sees_directory": lambda: bool(request.marker) and os.path.lexists(request.marker),
             "software": lambda: read_software(root),
             **disks_of(workdir),
             "leftovers": find_leftovers,
@@ -84,7 +84,7 @@ def probe_machine(request: Probe, root: str = "") -> dict[str, Any]:
         "workdir": workdir,
         "workdir_exists": facts["workdir_exists"],
         "target": facts["target"],
-        "marker_seen": facts.get("marker_seen", False),
+        "sees_directory": facts.get("sees_directory", False),
         "limits": login_limits(),
         "kernel": os.uname().release,
         **memory_kb(root),

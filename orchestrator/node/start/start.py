@@ -90,9 +90,10 @@ def with_local_experiment(spec: Spec, run: RunDir, first: RunDir) -> Spec:
 
 def store_part(session: ServerSession, spec: Spec) -> StartedHere:
     """Store the spec as that of a part that is over, with which a later attempt may begin."""
-    spec = at_home(session, spec)
     run = RunDir(spec.job, spec.node)
     run.create()
+    shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
+    spec = at_home(session, spec if shared else with_local_experiment(spec, run, run))
     run.write_spec(spec)
     end = Ended(time=time.time(), agent=None, why="it stands by", killed={}, left=(), ranks={})
     run.append_event(end)
@@ -102,9 +103,7 @@ def store_part(session: ServerSession, spec: Spec) -> StartedHere:
         from orchestrator.node.warm.session import SPARE_SECONDS
 
         standbys.start_standby(run, os.environ, session.umask, SPARE_SECONDS)
-    return StartedHere(
-        supervisor=0, shared=is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
-    )
+    return StartedHere(supervisor=0, shared=shared)
 
 
 def at_home(session: ServerSession, spec: Spec) -> Spec:

@@ -63,7 +63,7 @@ def written_files(run: RunDir, request: AskJobFiles) -> JobFiles:
     """Return the files written in the job's directories since the job began."""
     spec = run.read_spec()
     roots, since = roots_of(run, spec, request.outputs), began(run, spec)
-    experiments = os.path.dirname(experiment(run, spec))
+    experiments = os.path.dirname(spec.env["ORCHESTRATOR_EXPERIMENT"])
     apart = set(map(os.path.realpath, (files.our_directory(), experiments, spec.workdir)))
     until, found, whole = time.monotonic() + SEARCH_SECONDS, list[OutputFile](), True
     parents = list[OutputFile]()
@@ -154,7 +154,7 @@ def roots_of(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, str]:
     # The search may end within the working directory, which has the most files.
     found = {
         RESUME: resume_dir.make_resume_dir(resume_dir.first_attempt_of(run) or run),
-        OUTPUTS: os.path.join(experiment(run, spec), "outputs"),
+        OUTPUTS: os.path.join(spec.env["ORCHESTRATOR_EXPERIMENT"], "outputs"),
         WORK: spec.workdir,
     }
     if whole := snapshot.snapshot_of(Store(), spec.workdir):
@@ -166,16 +166,10 @@ def roots_of(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, str]:
     return {name: os.path.realpath(path) for name, path in found.items()}
 
 
-def experiment(run: RunDir, spec: Spec) -> str:
-    """Return the experiment's directory: the head's if it is visible here, or the node's own."""
-    named = spec.env.get("ORCHESTRATOR_EXPERIMENT", "")
-    return named if named and os.path.isdir(named) else os.path.join(run.path, "experiment")
-
-
 def began(run: RunDir, spec: Spec) -> float:
     """Return the start of the job, by the clock of the disk that it writes to."""
     # This file is the head's, on a shared disk.
-    noted = os.path.join(experiment(run, spec), "config.yaml")
+    noted = os.path.join(spec.env["ORCHESTRATOR_EXPERIMENT"], "config.yaml")
     return os.stat(noted if os.path.exists(noted) else run.spec).st_mtime - CLOCK_SECONDS
 
 

@@ -79,8 +79,9 @@ class Probed(Message):
     port: Optional[Port] = None
     # The port on the master to which the other supervisors connect.
     peers_port: Optional[Port] = None
-    # True if the head's directory is on a disk that both share.
-    marker_seen: bool = False
+    # True if it sees the directory of the launch, which may differ from that of experiments: see
+    # StartedHere.shared.
+    sees_directory: bool = False
     # Other Pythons with torch, if this one has none.
     torch_elsewhere: tuple[str, ...] = ()
     # The identifier of this user's directory for jobs on this machine.

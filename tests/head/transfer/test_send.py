@@ -203,11 +203,11 @@ def test_nodes_lacking_same_files_share_batches(work: Path) -> None:
 def test_marker_is_seen_on_shared_disk_alone(work: Path, nodes: list[Reached]) -> None:
     question = Probe(cwd=str(work), workdir=None, peers=(), target=Target(kind="engine", name="x"))
     with marker_file(work) as path:
-        assert nodes[0].channel.ask(question.replace(marker=path), 30.0).marker_seen
+        assert nodes[0].channel.ask(question.replace(marker=path), 30.0).sees_directory
         other = str(work / "elsewhere" / Path(path).name)
-        assert not nodes[0].channel.ask(question.replace(marker=other), 30.0).marker_seen
+        assert not nodes[0].channel.ask(question.replace(marker=other), 30.0).sees_directory
         assert scan(work).files == len(FILES)
     assert not Path(path).exists()
-    assert not nodes[0].channel.ask(question, 30.0).marker_seen
+    assert not nodes[0].channel.ask(question, 30.0).sees_directory
     with marker_file(work / "missing") as path:
         assert path == ""

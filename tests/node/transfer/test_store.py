@@ -329,7 +329,8 @@ def test_file_written_over_input_is_listed_as_file_of_program(
         inputs=("data",),
     )  # fmt: skip
     root = session.check_out(request).workdir
-    run = start(session, "job-1", root)
+    run = run_dir("job-1", workdir=root, env={"ORCHESTRATOR_EXPERIMENT": str(tmp_path)})
+    session.job_started(run, run.read_spec())
     Path(root, "data/written").write_text("of the program")
     (file,) = outputs.outputs_of_job(run, checkpoints=False, beside=60.0).files
     assert (file.path, file.place, file.target) == ("data/written", root, f"{own}/data/written")
