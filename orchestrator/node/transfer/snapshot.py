@@ -31,7 +31,7 @@ OWNER, WHOLE = b".run", b".whole"
 # job may write into its files, and the store sees by their times which it has to get again.
 COPIED_BYTES = 16 << 20
 # An input with more files and directories is one link.
-MOST_LINKS = 5000
+MOST_LINKS = 2000
 # After this time, a snapshot without a job counts as unused.
 UNUSED_SECONDS = 3600.0
 
