@@ -588,7 +588,7 @@ BUDGETS = {
     "api": 477,
     "launchers": 372,
     "local_cluster": 356,
-    "protocol": 1395,
+    "protocol": 1402,
     "records": 1703,
     "engine": 224,
     "engine/core": 1932,
@@ -610,7 +610,7 @@ BUDGETS = {
     "head/init": 289,
     "head/nodes": 689,
     "head/prune": 293,
-    "head/schedulers": 435,
+    "head/schedulers": 432,
     "head/screen": 1084,
     "head/status": 438,
     "head/plan": 1088,
@@ -619,10 +619,10 @@ BUDGETS = {
     "node/job": 2593,
     "node/peers": 413,
     "node/start": 605,
-    "node/transfer": 858,
+    "node/transfer": 856,
     "node/warm": 476,
     "node/environments": 179,
-    "node/follow": 316,
+    "node/follow": 314,
     "node/machine": 1184,
     "node/server": 386,
     "node": 142,
@@ -657,7 +657,8 @@ def defined_limits(path: Path) -> set[str]:
 
 # So a limit is named that says how long one machine or process waits for another.
 WAITS = re.compile(
-    r"(.*_)?(ANSWER|AWAY|LOST|PATIENCE|RETRY|RETURN|RIVALS|SILENCE|TIMEOUT|TOLD)(_SECONDS)?"
+    r"(.*_)?(ANSWER|AWAY|CUT_OFF|LAST_WORD|LOST|PATIENCE|RELEASE|RETRY|RETURN|RIVALS|SEEN_WITHIN"
+    r"|SILENCE|TIMEOUT|TOLD)(_SECONDS)?"
 )
 
 

@@ -30,6 +30,8 @@ START_PATIENCE_SECONDS = 30.0
 STOP_PROOF_SECONDS = 20.0
 # Beyond the grace, for a node that has to confirm that it has ended.
 END_LIMIT_SECONDS = 30.0
+# For any node, before it leaves a job without an end.
+CUT_OFF_SECONDS = 600.0
 # Before a node is ended for a failure elsewhere, for one that it reports of its own.
 HEARSAY_SECONDS = 0.3
 # For nodes that an earlier attempt lost, if the job has too few.
@@ -55,6 +57,12 @@ CATCH_UP_SECONDS = 60.0
 SCHEDULER_SECONDS = 5.0
 # For Slurm's controller, which may be busy; its commands retry by themselves.
 SLURM_SECONDS = 30.0
+# For Slurm to end a job: one that it requeues, and beyond the grace (scancel takes KillWait).
+REQUEUE_SECONDS = 60.0
+KILL_LIMIT_SECONDS = 60.0
+# For a file of another machine on a shared disk: of a batch job's head, and of another rank.
+FILE_SEEN_SECONDS = 10.0
+SEEN_WITHIN_SECONDS = 3.0
 
 # -- the channel between head and node --
 # The interval of the server's heartbeats.
@@ -99,6 +107,9 @@ PROFILE_SECONDS = 30.0
 # for them in vain.
 STACKS_SECONDS = 3.0
 LATE_STACKS_SECONDS = 1.0
+# For the last word of a supervisor that is stopped, and the driver to free a process's memory.
+LAST_WORD_SECONDS = 2.0
+RELEASE_SECONDS = 2.0
 # For another rank, in `orchestrator verify`, beyond its own time.
 VERIFY_SECONDS = 60.0
 # For one to die of SIGKILL. One that survives longer hangs in the kernel.

@@ -30,11 +30,9 @@ from orchestrator.engine.ranks.ranks import Ranks, gather_values, run_together
 from orchestrator.engine.saving.reader import METADATA, first_cause
 from orchestrator.engine.saving.writer import ALIKE
 from orchestrator.engine.sharding.mesh import Mesh
+from orchestrator.protocol.timing import SEEN_WITHIN_SECONDS
 from orchestrator.records.checkpoint_manifest import FileRecord
 from orchestrator.records.checkpoint_parts import Delivery
-
-# A file of another node appears on a shared disk within this time (NFS caches).
-SEEN_WITHIN_SECONDS = 3.0
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ from orchestrator.common.files import is_local
 from orchestrator.common.permissions import other_writers
 from orchestrator.common.text import Say
 from orchestrator.engine.ranks.ranks import Ranks, gather_values
-from orchestrator.engine.saving.nodes import SEEN_WITHIN_SECONDS
 from orchestrator.engine.saving.ownership import TrainingRun, run_of
+from orchestrator.protocol.timing import SEEN_WITHIN_SECONDS
 from orchestrator.records import checkpoint_manifest, checkpoint_parts, checkpoint_store
 from orchestrator.records.checkpoint_manifest import FileRecord
 from orchestrator.records.checkpoint_parts import CheckpointCandidate, Holding

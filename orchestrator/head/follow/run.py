@@ -30,6 +30,7 @@ from orchestrator.head.screen.keyboard import KEYS, Keyboard
 from orchestrator.head.screen.screen import Display
 from orchestrator.head.transfer import home
 from orchestrator.protocol.requests.follow import Stuck
+from orchestrator.protocol.timing import CUT_OFF_SECONDS
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Head, SlowRank
 
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 
 # The pause between two checks if another head wants to take over.
 SUCCESSOR_SECONDS = 0.5
-CUT_OFF_SECONDS = 600.0
 # The most time between the ends of the ranks and the same signal to their head.
 SAME_SIGNAL_SECONDS = 1.0
 # The beginning of a job says nothing about its pace.

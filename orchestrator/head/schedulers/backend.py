@@ -34,7 +34,12 @@ from orchestrator.head.schedulers import queue
 from orchestrator.head.screen.events import say
 from orchestrator.head.screen.keyboard import Keyboard
 from orchestrator.head.screen.output import pass_on
-from orchestrator.protocol.timing import SCHEDULER_SECONDS
+from orchestrator.protocol.timing import (
+    FILE_SEEN_SECONDS,
+    KILL_LIMIT_SECONDS,
+    REQUEUE_SECONDS,
+    SCHEDULER_SECONDS,
+)
 from orchestrator.records.experiment import Experiment, JobRecord
 from orchestrator.records.outcome import Receipt
 
@@ -42,14 +47,8 @@ from orchestrator.records.outcome import Receipt
 OUTPUT = "slurm.out"
 # The interval at which the files are read.
 LOOK_SECONDS = 0.2
-# The time that Slurm gets to end a job that it requeues.
-REQUEUE_SECONDS = 60.0
 # The time beyond the ranks' grace, for the last step and the checkpoint after it.
 MARGIN_SECONDS = 90
-# scancel takes up to KillWait, which is 30 s by default.
-KILL_LIMIT_SECONDS = 60.0
-# The delay until a file of another machine is visible on a shared disk.
-SEEN_WITHIN_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ class SlurmBackend(SshBackend):
         return queue.SrunTransport(record.slurm_job)
 
     def settle(
-        self, experiment: Experiment, record: JobRecord, patience: float = SEEN_WITHIN_SECONDS
+        self, experiment: Experiment, record: JobRecord, patience: float = FILE_SEEN_SECONDS
     ) -> JobRecord:
         """Conclude the record of a job that Slurm ended before its head could."""
         if record.over or record.slurm_job is None:

@@ -29,11 +29,10 @@ from orchestrator.node.server.ports import port_is_free
 from orchestrator.protocol import control
 from orchestrator.protocol.events import Ended, EndOrder, Started
 from orchestrator.protocol.requests.follow import PortState, Stop, StopAll, StopReceipt
-from orchestrator.protocol.timing import DEATH_SECONDS
+from orchestrator.protocol.timing import DEATH_SECONDS, LAST_WORD_SECONDS, RELEASE_SECONDS
 
 AT_ONCE = 16
 GONE = "its supervisor was killed"
-LAST_WORD_SECONDS = 2.0
 # The interval of the looks for processes that were born while others were killed.
 KILL_SECONDS = 0.2
 
@@ -222,8 +221,6 @@ def last_words(run: RunDir) -> str:
 
 # Without its daemon, nvidia-smi first initialises every GPU.
 GPU_SECONDS = 5.0
-# A driver may take as long to free the memory of a killed process.
-RELEASE_SECONDS = 2.0
 # The inode of the machine's own PID namespace; no container has it.
 MACHINE_PIDS = 0xEFFFFFFC
 

@@ -54,7 +54,8 @@ class CodeSession(SessionState):
         path = snapshot.snapshot_of(self.store, spec.workdir)
         if path in self.unused:
             self.unused.remove(path)
-            snapshot.record_owner(path, run)
+            owner = os.path.join(os.fsdecode(path), os.fsdecode(snapshot.OWNER))
+            files.replace_file(owner, f"{run.job}\n{run.node}\n")
             # The job does not wait for the cleanup.
             threading.Thread(target=clean_snapshots, daemon=True).start()
 

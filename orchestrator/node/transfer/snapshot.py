@@ -180,11 +180,6 @@ def paths_in(directory: bytes, left: Collection[bytes]) -> Iterator[tuple[bytes,
 # -- whose it is, and its end ---------------------------------------------------------------------
 
 
-def record_owner(path: bytes, run: RunDir) -> None:
-    """Record the job that runs in a snapshot."""
-    files.replace_file(os.fsdecode(os.path.join(path, OWNER)), f"{run.job}\n{run.node}\n")
-
-
 def snapshot_of(store: Store, directory: str) -> bytes:
     """Return the snapshot that contains a job's workdir, or empty bytes."""
     name, _, title = os.fsencode(directory).removeprefix(store.snapshots + b"/").partition(b"/")
