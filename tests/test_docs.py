@@ -60,7 +60,6 @@ def test_trees_in_docs_are_up_to_date() -> None:
 
 
 def test_messages_name_existing_pages_and_topics() -> None:
-    """A page as docs/PAGE.md#heading, a topic as `orchestrator help TOPIC`."""
     wrong = []
     known = {"agents", *read_topics(), *cli.commands}
     for path in sorted((ROOT / "orchestrator").rglob("*.py")):

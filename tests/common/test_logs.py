@@ -89,7 +89,6 @@ def test_log_contains_lines_from_before_its_directory(tmp_path: Path) -> None:
 def test_secrets_are_hidden_wherever_head_writes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of the launch by their values, in logs also others by their form."""
     shown: list[str] = []
     hiding.held.append(SECRET)
     logs.hold_lines()

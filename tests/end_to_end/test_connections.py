@@ -59,7 +59,6 @@ def test_table_lists_every_cause_of_failure(
 
 
 def test_login_that_hangs_is_named(lonely: Head) -> None:
-    """The shell of the login never comes to our command: an rc file that waits."""
     (lonely.cluster.home(1) / ".bashrc").write_text("sleep 1000\n")
     line = cause_of(launch_in_vain(lonely), lonely.cluster.addresses[1])
     assert "login shell" in line

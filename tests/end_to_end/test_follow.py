@@ -187,7 +187,6 @@ def test_large_output_does_not_grow_head(head: Head) -> None:
 
 
 def test_closed_pipe_does_not_end_job(head: Head) -> None:
-    """master_launch ... | head -1"""
     words = [str(BIN / "master_launch"), "--nodes", str(head.node_list), "--nnodes", "1"]
     words += [
         "--no-torchrun",

@@ -62,7 +62,6 @@ def test_ranks_meet_and_logs_are_fetched(head: Head) -> None:
 def test_launch_works_with_ipv6_alone(
     netns_cluster: Callable[..., NetnsCluster], tmp_path: Path
 ) -> None:
-    """Ranks, supervisors and heads meet by IPv6, in each spelling of an address."""
     head = Head(netns_cluster(2, ipv6=True), tmp_path)
     first, second = head.cluster.addresses
     head.node_list = head.cluster.write_list([f"[{first}]:22 slots=1", f"{second.upper()} slots=1"])

@@ -296,7 +296,6 @@ WRONG = {
 
 
 def test_public_api_is_typed(tmp_path: Path) -> None:
-    """mypy --strict, as pyproject.toml has it, on what a user writes."""
     mine = tmp_path / "mine.py"
     mine.write_text(TYPED + "\n".join(WRONG) + "\n")
     # It shares the cache of the repository's own mypy run.

@@ -93,7 +93,6 @@ time.sleep(1000)
 
 
 def test_files_of_rank_0_reach_all_nodes(apart: Head) -> None:
-    """A stop ends the job, though it was started again, and the files come home."""
     script = apart.script("saves.py", SAVES_ON_RANK_0)
     command = apart.launch("--no-torchrun", "--max-restarts", "3", script)
     command.wait_for("stays")

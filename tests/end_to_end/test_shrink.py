@@ -111,7 +111,6 @@ def train_beside(place: Path) -> None:
 
 
 def test_next_attempt_takes_back_lost_node(lonely: Head) -> None:
-    """A step keeps its samples on two ranks, on one, and on two again."""
     lonely.script("own_data.py", DATA)
     settings = [*ENGINE, "--set", f"{ACCUMULATE}=3", "--max-restarts", "2"]
     whole = undisturbed(lonely.directory, f"{ACCUMULATE}=3")

@@ -515,7 +515,6 @@ def test_resolve_accepts_names_and_paths(root: Path, text: str | None, expected:
 
 
 def test_resolve_orders_by_time_saved(tmp_path: Path) -> None:
-    """Two runs saved under one name, and the earlier one had come further."""
     for when, step in ((100.0, 14), (200.0, 2), (300.0, 4)):
         save(tmp_path / "mine", step, created=when)
     resolved = checkpoint_store.resolve_checkpoints(str(tmp_path / "mine"), tmp_path)
@@ -586,7 +585,6 @@ def test_prune_keeps_newest(tmp_path: Path, kinds: str, keep: int, left: list[in
 def test_prune_keeps_checkpoints_saved_after_going_back(
     tmp_path: Path, keep: int, left: list[int]
 ) -> None:
-    """Step 30 was damaged, say, and so was 20: it went on from 10."""
     for when, step in enumerate((10, 20, 30, 15)):
         save(tmp_path, step, created=100.0 + when)
     checkpoint_store.prune_checkpoints(tmp_path, keep)

@@ -117,7 +117,6 @@ def test_record_of_later_version_is_read(tmp_path: Path) -> None:
 
 
 def test_missing_record_is_explained(tmp_path: Path) -> None:
-    """A page of it may be open."""
     for path in (tmp_path, tmp_path / "gone"):
         with pytest.raises(UsageError, match=r"job\.json is not there: it was removed, or is no"):
             Experiment(path).read_record()
@@ -219,7 +218,6 @@ def test_reader_without_write_permission_blocks_no_lock(tmp_path: Path) -> None:
 
 
 def test_lock_is_not_inherited_by_children(tmp_path: Path) -> None:
-    """Else a ProxyCommand that lives on would keep the next head out."""
     place = Experiment(tmp_path)
     assert place.lock() is None
     child = subprocess.Popen(["sleep", "1000"], close_fds=False)

@@ -72,7 +72,6 @@ def test_pictures_of_docs_show_content(tmp_path: Path) -> None:
 def test_film_shows_real_launch(
     head: Head, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a program that speaks as often as that of the page, and is done sooner."""
     (tmp_path / "page.md").write_text(f"```python train.py\n{TALKS}```\n")
     monkeypatch.setattr(pictures, "START", tmp_path / "page.md")
     pictures.launch(head, tmp_path / "launch.svg")

@@ -112,7 +112,6 @@ def test_evaluation_keeps_checkpoint_due_by_clock(tmp_path: Path) -> None:
 
 
 def test_evaluation_counts_each_sample_once_on_any_layout(tmp_path: Path) -> None:
-    """37 samples of unequal length over 1, 2, 3 ranks: the same means, exactly."""
     often = {"training": {"eval_steps": 3, "batch_size": 4}}
     jobs = [
         job(tmp_path, "alone", [1], often, {"training": {"batch_size": 12}}),

@@ -115,7 +115,6 @@ def test_skipped_first_step_gives_no_scheduler_warning() -> None:
 def test_teacher_without_optimizer_stays_unchanged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """One optimizer may go by any name, and its loss need not be in a dict."""
 
     def distil(models: Any, batch: Any) -> Tensor:
         with torch.no_grad():

@@ -92,7 +92,6 @@ def test_epoch_continues_on_other_ranks_from_any_position(
 
 @pytest.mark.parametrize(("many", "position"), [(58, 56), (29, 28), (1, 0), (3, 0)])
 def test_ranks_without_samples_continue(many: int, position: int) -> None:
-    """Before the last step of an epoch, or with fewer samples than ranks."""
     loader = DataLoader(range(many), batch_size=1, shuffle=True)  # type: ignore[arg-type, var-annotated]
     parts = [list(MapShard(loader, own, 3).epoch(0, position)) for own in ranks(8)]
     assert [[micro.real for micro in part] for part in parts] == [

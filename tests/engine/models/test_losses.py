@@ -45,7 +45,6 @@ def test_totals_keep_fp64() -> None:
 
 
 def test_loss_with_weights_is_refused() -> None:
-    """No optimizer would train them."""
     with pytest.raises(UsageError, match=r"the loss \(Bilinear\) has weights of its own"):
         Losses(torch.nn.Bilinear(2, 2, 1), None, {})
 

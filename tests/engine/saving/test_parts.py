@@ -206,7 +206,6 @@ def of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 def test_death_during_publish_leaves_whole_checkpoint(
     tmp_path: Path, moment: str, of_two: dict[int, float]
 ) -> None:
-    """Either the nodes have all of it, or the one before it is whole."""
     first = spread(tmp_path, "first", [1, 1], saving(copies=2))
     first.call, first.env = "tests.engine.saving.test_parts:dies", {"DIES": moment}
     again = spread(tmp_path, "again", [1, 1], resumed(copies=2))

@@ -55,7 +55,6 @@ def test_first_wrong_finds_wrong_element(name: str, size: int, count: int) -> No
 
 
 def test_sums_are_exact_in_float32() -> None:
-    """The largest sum of 16384 ranks is below 2 to the 24."""
     assert (
         sum(map(collective_bench.factor_of_rank, range(16384))) * collective_bench.PERIOD < 1 << 24
     )

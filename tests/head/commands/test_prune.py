@@ -199,7 +199,6 @@ def entry_of(removal: Removal, name: str = "m_20260101_000000") -> PruneEntry:
 def test_hold_refuses_experiment_pinned_or_replaced_during_question(
     root: Path, removal: Removal
 ) -> None:
-    """Set while the question waits."""
     one = entry_of(removal)
     (root / one.name / ".pin").touch()
     with pytest.raises(NotRemovable, match="just been pinned"), removal.hold(one):
@@ -269,7 +268,6 @@ def test_prune_follows_no_symlink(tmp_path: Path, root: Path, typed: Typed) -> N
 def test_take_refuses_directory_replaced_by_link(
     tmp_path: Path, root: Path, removal: Removal
 ) -> None:
-    """In the moment between the look and the deletion."""
     outside = tmp_path / "outside"
     made(tmp_path, "outside")
     before = snapshot(outside)
@@ -459,7 +457,6 @@ main()
 @as_root
 @pytest.mark.parametrize("when", ["early", "asked", "held"])
 def test_prune_keeps_experiment_with_mount_inside(root: Path, tmp_path: Path, when: str) -> None:
-    """Before it asks, while it asks, and after the last look at the experiment."""
     outside = tmp_path / "a data set"
     outside.mkdir()
     (outside / "file").write_text("precious")

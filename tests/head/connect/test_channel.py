@@ -79,7 +79,6 @@ def test_quote_survives_every_login_shell() -> None:
 
 
 def test_read_program_accepts_pieces_and_leaves_rest() -> None:
-    """As a link brings it, and a pipe of 64 KB."""
     program = f"print({'é' * 99_000!r} == 99_000 * 'é', f.read(4))"
     data = FIRST_LINE + sized_program(program) + b"next"
     words = [sys.executable, "-Xutf8", "-c", READ_PROGRAM]

@@ -48,7 +48,6 @@ def test_failure_table_merges_equal_failures() -> None:
 
 
 def test_failure_table_shows_one_example_for_many_fixes() -> None:
-    """A few have each fix as it is to be typed; hundreds have the first."""
 
     def table(count: int) -> list[str]:
         numbers = range(1, count + 1)
@@ -140,7 +139,6 @@ def test_ask_channels_asks_all_nodes_at_once(channels: list[NodeChannel]) -> Non
 def test_ask_channels_returns_answers_despite_silent_nodes(
     channels: list[NodeChannel],
 ) -> None:
-    """All channels share one deadline, in any order of waiting."""
     silent, quick, closed = channels
     process = cast("ProcessChannel", silent.channel).process
     assert process is not None

@@ -106,7 +106,6 @@ class Desk:
 def test_connect_uses_open_control_master(
     cluster: FaultyLoopback, tmp_path: Path, sockets: Path
 ) -> None:
-    """Also where keys alone do not, as where a second factor is asked for."""
     desk = Desk(cluster, tmp_path, f"ControlPath {sockets}/%C\nRemoteCommand tmux\n")
     desk.ssh("-fNM", "-o", "RemoteCommand=none", "one")
     try:
@@ -275,7 +274,6 @@ def test_new_host_without_ssh_program_is_explained(
 def test_key_refused_by_agent_does_not_block_next_key(
     cluster: FaultyLoopback, tmp_path: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its user does not confirm it; then another one is known as well."""
     fabric_login.agent_answers.cache_clear()
     monkeypatch.setenv("SSH_AUTH_SOCK", str(sockets / "agent"))
     monkeypatch.delenv("DISPLAY", raising=False)

@@ -193,7 +193,6 @@ def test_activation_works_in_every_login_shell(
 def test_rc_file_that_hijacks_command_is_refused(
     rc: str, what: str, activate: str | None, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is said in a sentence, and no shell takes our Python for commands."""
     tools = home / "tools"
     # ImageMagick has a program of this name.
     program(tools / "import", f"#!/bin/sh\ntouch '{home}/ran'\n")

@@ -6,7 +6,6 @@ from orchestrator.head.nodes.node_list import Node, NumberedNode
 
 
 def test_as_json_has_same_keys_for_every_node() -> None:
-    """A script need not know which of them could be reached."""
     node = NumberedNode(0, Node("n"))
     stream = Stream()
     stream.write(b"hi\xff\n")

@@ -174,7 +174,6 @@ def test_part_that_never_began_is_not_a_killed_supervisor(
 
 
 def test_save_reports_why_record_cannot_be_written(follow: Follow, said: list[str]) -> None:
-    """Its directory was removed: no disk is full."""
     run = follow()
     shutil.rmtree(run.experiment.path)
     run.job.save()

@@ -211,7 +211,6 @@ def test_missing_module_is_blamed_on_all_nodes_or_one() -> None:
 
 
 def test_of_rank_reads_traceback_printed_by_child() -> None:
-    """torch begins its lines with the rank."""
     lines = ["Traceback (most recent call last):", '  File "/w/train.py", line 9, in <module>']
     lines += ["    f()", "AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'"]
     said = "".join(f"[rank1]: {line}\n" for line in lines)

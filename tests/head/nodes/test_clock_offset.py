@@ -98,7 +98,6 @@ def test_late_greeting_keeps_offset_right(theirs: float, ahead: float, times: Ti
 
 
 def test_delayed_answer_is_ignored(times: Times) -> None:
-    """A heartbeat of a connection that nothing else used."""
     times.clock.greeted(times.now - 0.3, times.now + times.theirs)
     times.exchange(0.001, 60.0)
     assert times.clock.offset == 0.0

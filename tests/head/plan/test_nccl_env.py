@@ -316,7 +316,6 @@ def test_slow_sockets_get_more_connections(
 
 @pytest.mark.parametrize("name", ["NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET", "NCCL_NET_PLUGIN"])
 def test_user_choice_of_cards_is_kept(name: str) -> None:
-    """Nothing that we compute may contradict it, and a mix is theirs to know."""
     members = [node(1, rdma=EIGHT), node(2)]
     net = nccl_env.make_network(members, theirs=frozenset({name}))
     assert (net.fabric.kind, told(net, 0)) == ("yours", sockets())

@@ -129,7 +129,6 @@ def test_skip_near_end_lands_on_line_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "what"), [("text", "link"), ("ranks", "link"), ("ranks", "pipe")])
 def test_read_refuses_pipe_or_link(tmp_path: Path, name: str, what: str) -> None:
-    """A pipe would wait for its writer, and a link may lead to any file of ours."""
     log = LogFile(0, "a", tmp_path / "text", tmp_path / "ranks")
     log.text.write_bytes(b"line\n")
     place = tmp_path / name

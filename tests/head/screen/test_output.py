@@ -148,7 +148,6 @@ def test_safe_keeps_harmless_text(text: str) -> None:
 
 
 def test_missing_streams_are_tolerated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A daemon's are None: nothing is read, and nothing said."""
     for stream in ("stdin", "stdout", "stderr"):
         monkeypatch.setattr(sys, stream, None)
     assert not output.user_agrees("all?")

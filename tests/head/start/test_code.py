@@ -32,7 +32,6 @@ def test_function_travels_alone_from_too_large_directory(tmp_path: Path) -> None
 def test_function_does_not_take_home_along(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    """It is where a notebook begins, and has keys and letters in it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "letter.txt").touch()
     home = tmp_path if place == "home" else Path(place)

@@ -203,7 +203,6 @@ def test_connect_timeout_extends_start(waits: float, patience: float) -> None:
 def test_stop_asks_node_that_may_have_started_next_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The link to b is cut while its part of the last attempt is ordered."""
 
     class Channel:
         def __init__(self, name: str) -> None:

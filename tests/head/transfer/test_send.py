@@ -138,7 +138,6 @@ def test_send_tree_continues_after_cut(
 
 @pytest.mark.parametrize("how", ["edited", "shorter", "gone"])
 def test_edit_during_send_is_detected(work: Path, nodes: list[Reached], how: str) -> None:
-    """By what arrives: the rest comes all the same, and is not sent again."""
     tree = scan(work)
     if how == "gone":
         (work / "many/7").unlink()

@@ -64,7 +64,6 @@ def test_everyone_rereads_until_list_is_complete(
 
 
 def test_living_needs_two_empty_looks() -> None:
-    """It may have started another one, after the look that has shown it."""
 
     class Chain(processes.ProcessSet):
         looks, length = 0, 1

@@ -101,7 +101,6 @@ def test_rank_that_fails_while_saving_hurries_no_other(job: Job, tmp_path: Path)
 def test_rank_saves_after_failure_on_other_node(
     new_job: NewJob, tmp_path: Path, grace: float, code: int
 ) -> None:
-    """Two supervisors, which pass the end on to each other."""
     first = new_job()
     jobs = [first, new_job(first.run.job, node=1)]
     target = {**script(tmp_path, PROGRAM), "args": ["handler"]}

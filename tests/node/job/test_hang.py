@@ -27,7 +27,6 @@ os.execlp("sh", "sh", "-c", "echo a shell; read line < never")
 
 @pytest.mark.slow
 def test_collect_harms_no_process_that_cannot_answer(job: Job, tmp_path: Path) -> None:
-    """The signal that asks a Python for its stacks would kill any other program."""
     os.mkfifo(tmp_path / "never")
     job.start(job.spec(script(tmp_path, WAITS), nproc=2, workdir=tmp_path))
     wait_until(lambda: job.said("ready", "0") and job.said("a shell", "1"))

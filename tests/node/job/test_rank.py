@@ -417,7 +417,6 @@ def test_forked_ranks_draw_different_numbers(begin: Begin, tmp_path: Path) -> No
 
 @both
 def test_rank_keeps_temporary_files_of_torchrun(begin: Begin, tmp_path: Path, start: str) -> None:
-    """A forked rank inherits what removes them at the end."""
     (tmp_path / "ends.py").write_text("")
     ranks = begin(start, "ends.py")
     assert ranks.end() == 0

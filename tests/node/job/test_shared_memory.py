@@ -57,7 +57,6 @@ def left(name: str) -> list[str]:
 def test_killed_job_leaves_no_shared_memory(
     job: Job, tmp_path: Path, name: str, supervisor: str, trackers: bool
 ) -> None:
-    """Python's own tracker may be there to remove it, or not."""
     job.start(job.spec({**script(tmp_path, SHARES), "args": [name]}, nproc=2))
     wait_until(lambda: job.said("ready", "0") and job.said("ready", "1"))
     assert len(left(name)) == 2
@@ -113,7 +112,6 @@ def written_by_a_job(name: str, mode: int) -> tuple[Path, Segments]:
 @pytest.mark.parametrize("mode", ["rb", "r+b"])
 @pytest.mark.parametrize("when", ["before the job", "by the job"])
 def test_segments_not_made_by_job_are_kept(name: str, when: str, mode: str) -> None:
-    """A data set that is read from there stays, whenever it was copied there."""
     path, segments = SHM / f"{name}set", Segments()
     path.write_bytes(bytes(4096))
     path.chmod(0o600)
@@ -139,7 +137,6 @@ def test_shared_segment_is_kept_if_processes_are_hidden(
 def test_segment_of_other_user_is_named_and_kept(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where root ends the jobs of all."""
     path, segments = written_by_a_job(name, 0o600)
     monkeypatch.setattr(job_processes.os, "getuid", lambda: 12345)
     assert segments.remove() == (str(path),)

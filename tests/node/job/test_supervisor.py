@@ -88,7 +88,6 @@ def test_job_runs_from_start_to_end(
 
 
 def test_ranks_have_umask_of_login(job: Job, tmp_path: Path) -> None:
-    """The supervisor's own umask is 077, because its files are private."""
     spec = job.spec(script(tmp_path, "import os; print(os.umask(0))"))
     job.start({**spec, "umask": 0o027}).wait()
     assert job.output["0"] == f"{0o027}\n"
@@ -251,7 +250,6 @@ def test_last_output_precedes_end_event(home: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_broken_gpu_is_reported_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that waits for it may hang, and never fail."""
     refuse_to_alarm()
     # This path stands in for a driver's device.
     monkeypatch.setattr(oom_evidence, "NVIDIA", "/dev/null")
@@ -372,7 +370,6 @@ def test_end_before_ranks_start_is_prompt(job: Job, tmp_path: Path) -> None:
 
 
 def test_rank_that_starts_after_end_is_asked_to_end(job: Job, tmp_path: Path) -> None:
-    """Torchrun that does not listen starts its ranks all the same."""
     spec = job.spec(script(tmp_path, "import time; print('ready'); time.sleep(1000)"))
     deaf = "trap '' TERM; echo deaf; while [ ! -e go ]; do sleep 0.02; done; \"$@\"; exit 0"
     words = ["sh", "-c", f"cd {tmp_path}; {deaf}", "sh", *spec["agent"]]

@@ -28,7 +28,6 @@ def test_limits_of_login_are_read() -> None:
 
 
 def test_shared_memory_is_none_if_not_mounted(tmp_path: Path) -> None:
-    """It is not taken for the disk that it would be on."""
     assert disks.shared_memory(str(tmp_path / "shm")) is None
     found = disks.shared_memory(str(tmp_path))
     assert found is not None

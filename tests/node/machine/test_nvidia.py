@@ -129,7 +129,6 @@ Nov 03 01:02:03 gpu07 kernel: NVRM: Xid (PCI:0000:4F:00): 79, GPU has fallen off
 
 
 def test_program_named_like_xid_is_ignored() -> None:
-    """Linux 6 wrote these lines when a user's programs with such names crashed."""
     name = "NVRM: Xid (PCI:0000:4f:00): 79, GPU has fallen off the bus"
     crashed = "segfault at 0 ip 0000560bb3fca132 sp 00007ffe321a2a80 error 6 in"
     told = [

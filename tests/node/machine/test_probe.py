@@ -27,7 +27,6 @@ REQUEST = Probe(
 
 
 def test_probe_returns_facts_for_plan() -> None:
-    """Through JSON, as over the link; the head adds what it alone knows."""
     found = Probed(**probe.probe_machine(REQUEST), library="/lib")
     sent = decode_value(Probed, json.loads(json.dumps(encode_value(found))))
     facts = Facts(**vars(sent), clock_offset=0.25)

@@ -618,7 +618,6 @@ def test_job_state_is_reported(new_link: NewLink, new_job: NewJob, tmp_path: Pat
 def test_long_home_path_is_supported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_job: NewJob, new_link: NewLink
 ) -> None:
-    """A socket's address may have 107 bytes; a path, 4095."""
     deep = tmp_path.joinpath(*["directory" * 5] * 6)
     deep.mkdir(parents=True)
     monkeypatch.setenv("ORCHESTRATOR_HOME", str(deep))

@@ -136,7 +136,6 @@ def test_incompatible_supervisor_is_refused_but_stoppable(
     new_link: NewLink,
     stand_in: Callable[..., StandIn],
 ) -> None:
-    """Nothing of its files is read but its version; and the job can be stopped."""
     stand_in("job-1", {"version": STRANGE, "job": ["in", "another", "format"]}, [])
     link = new_link()
     request = Follow(job="job-1", node=0, log=0, ranks=0, events=0)

@@ -36,7 +36,6 @@ def following(job: Job, spec: Spec) -> StandbySession:
 def test_standby_starts_once_ranks_began(
     event: Event, seconds: float, new_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A program may never print anything."""
     job, begun = new_job(), list[Any]()
     job.run.create()
     monkeypatch.setattr(standbys, "start_standby", lambda *words: begun.append(words))
@@ -58,7 +57,6 @@ def test_standby_starts_once_ranks_began(
 def test_ended_standby_returns_for_restart_alone(
     restarts: int, looks: int, new_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`warm --off` while a job runs is not undone a minute later."""
     job, begun = new_job(), list[Any]()
     job.run.create()
     job.run.append_event(FirstOutput(time=0.0))

@@ -286,7 +286,6 @@ def test_standby_has_one_claimant(node: WarmNode) -> None:
 def test_stop_during_hand_over_ends_job(
     node: WarmNode, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    """In either order no process is left, and none starts afterwards."""
     standby = node.keep_warm(node.run(HELLO)[0])
     receipts, send = [], standbys.send_message
 

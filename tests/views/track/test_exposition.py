@@ -73,7 +73,6 @@ def test_node_points_last_while_file_grows(tmp_path: Path, wrong: float) -> None
 
 
 def test_unknown_goodput_is_left_out(tmp_path: Path) -> None:
-    """The training time of a program that reports no steps is unknown."""
     job(tmp_path, "foreign", goodput={"training": 0.0, "start": 10.0, "unknown": 90.0})
     assert "job_goodput_ratio" not in points(tmp_path)
 

@@ -126,7 +126,6 @@ def test_two_nodes_allow_finding_by_direction_alone() -> None:
 
 
 def test_fast_neighbours_make_no_others_slow() -> None:
-    """Two virtual machines of one host reach each other faster than the network."""
     made = {**rates(8), (0, 1): 5 * FAST, (1, 0): 5 * FAST}
     assert told(made) == []
 

@@ -151,7 +151,6 @@ def test_of_rank_reads_stack_and_collectives() -> None:
 
 
 def test_of_rank_counts_each_backend_separately() -> None:
-    """One group may have gloo between CPUs, and NCCL between GPUs."""
     nccl = {"profiling_name": "nccl:all_reduce"}
     entries = [entry(1, "barrier", retired=False), entry(900, "broadcast", retired=True)]
     entries += [{**entry(412, "", retired=False), **nccl, "state": "completed"}]

@@ -26,7 +26,6 @@ NODES = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) 
 def test_open_logs_refuses_more_files_than_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The limit of open files does not suffice for the logs of three nodes."""
     now = sum(1 for _ in os.scandir("/dev/fd"))
     monkeypatch.setattr(
         fleet.resource, "getrlimit", lambda _: (now + fleet.SPARE + 5, now + fleet.SPARE + 5)
@@ -92,7 +91,6 @@ def test_sweep_after_killed_supervisor_allows_next_attempt(tmp_path: Path) -> No
 def test_follower_closed_during_reconnect_hangs_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next attempt may run there already."""
     closed: list[str] = []
 
     class Channel:
