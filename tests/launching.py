@@ -171,10 +171,10 @@ class Head:
         (path,) = (self.experiment / "logs").glob(f"node_{node}_*.txt")
         return path.read_bytes()
 
-    def node_file(self, node: int, name: str) -> Path:
+    def node_file(self, node: int, name: str, attempt: int | str = 1) -> Path:
         """A file of the job's run directory on a node, as seen from here."""
         home = self.cluster.run_home(node)
-        return home / "runs" / str(self.record["job"]) / str(node) / name
+        return home / "runs" / str(self.record["job"]) / str(node) / str(attempt) / name
 
     def end_background(self) -> None:
         """End the heads that were left behind; their jobs go on."""

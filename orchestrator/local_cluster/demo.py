@@ -156,7 +156,7 @@ def strike(
         rank, state = max(node.ranks.items())
         say(f"{fault} {node.name if faults else rank}")
         if faults:
-            name = f"{node.first_job or record.job}.{node.first_node}"
+            name = f"{record.job}.{node.part}"
             cluster.reboot(node.index, Path(resume_dir.resume_roots()[0], name))
         else:
             kill_processes(filter(None, [state.pid]))

@@ -1,4 +1,4 @@
-"""Starts a supervisor, `python <library> supervise JOB NODE`, or the sampler."""
+"""Starts a supervisor, `python <library> supervise JOB PART ATTEMPT`, or the sampler."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ def main() -> None:
     if command == "supervise":
         from orchestrator.node.job import supervisor
 
-        job, node = words
-        supervisor.main(job, node)
+        job, part, attempt = words
+        supervisor.main(job, part, attempt)
     elif command == "sample":
         from orchestrator.node.machine import sampler
 
@@ -19,7 +19,7 @@ def main() -> None:
     elif command == "forked":
         from orchestrator.node.warm import supervise
 
-        agent, control, _, job, node = words
-        supervise.main(agent, control, job, node)
+        agent, control, _, *words = words
+        supervise.main(agent, control, *words)
     else:
         sys.exit(f"unknown command {command!r}")

@@ -26,26 +26,11 @@ class Target(Message, kw_only=False):
     near: str = ""
 
 
-class AttemptNumber(Message):
-    """The number of an attempt, for a job that may be restarted."""
-
-    # The first attempt is number 1.
-    number: int
-    # The largest number of restarts.
-    restarts: int
-    # This machine's part of the first attempt that it took part in: later ones share its files.
-    first_job: str
-    first_node: int
-    # Bytes of this node's log at the head that belong to earlier attempts.
-    log: int = 0
-    # Ranks of the first attempt, on all nodes; 0 if unknown.
-    ranks: int = 0
-
-
 class Placement(Message):
     """A node's place in one attempt of a job: everything that differs between attempts."""
 
     job: str
+    # The node's index in this attempt.
     node: int
     nnodes: int
     first_rank: int
@@ -59,7 +44,16 @@ class Placement(Message):
     supervisors_port: int = 0
     # A secret that only the supervisors know.
     token: str = ""
-    attempt: Optional[AttemptNumber] = None
+    # The number of the node's part of the job, the same in all attempts.
+    part: int = 0
+    # The first attempt is number 1.
+    attempt: int = 1
+    # The largest number of restarts.
+    restarts: int = 0
+    # Bytes of this node's log at the head that belong to earlier attempts.
+    log_before: int = 0
+    # Ranks of the first attempt, on all nodes; 0 if unknown.
+    first_ranks: int = 0
     # Addresses of all nodes in order, if the ranks receive them.
     hosts: tuple[str, ...] = ()
     # Seconds that are left to the job; 0 for no limit.

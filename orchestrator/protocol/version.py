@@ -12,9 +12,9 @@ from __future__ import annotations
 from orchestrator.common.version import __version__
 from orchestrator.protocol.message import Message
 
-PROTOCOL = 1
-# Programs without a version number count as 0.
-OLDEST = 0
+PROTOCOL = 2
+# Those before have no directory for each attempt.
+OLDEST = 2
 
 
 class Version(Message):

@@ -50,6 +50,7 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]{0,99}")
 class NodeRecord:
     """One node of the job: how to reach it, and how its ranks ended."""
 
+    # Its place in this attempt.
     index: int
     # As the user wrote it.
     name: str
@@ -71,16 +72,19 @@ class NodeRecord:
     activate: str | None = None
     # The command that wraps its Python.
     wrap: str | None = None
-    # A later attempt refers to this machine's part of the first attempt, and to the length of the
-    # logs here before this attempt began.
-    first_job: str = ""
-    first_node: int = 0
+    # The number of its part of the job, the same in all attempts; at first its index.
+    part: int = -1
+    # The length of its logs here before this attempt began.
     log_before: int = 0
     ranks_before: int = 0
     # Identifies the directory for jobs of this login on this machine.
     runs: str = ""
     # True if its ranks write into the head's own directory of the experiment, on a shared disk.
     shared: bool = False
+
+    def __post_init__(self) -> None:
+        if self.part < 0:
+            object.__setattr__(self, "part", self.index)
 
     @property
     def place(self) -> list[Any]:
@@ -105,7 +109,6 @@ class Attempt:
 
     # Counts from 1.
     number: int
-    job: str
     started: float
     ended: float
     # One of failed and lost. The last attempt may also be done or stopped.
@@ -171,7 +174,9 @@ class JobRecord:
     batch: bool = False
     # Set by run-node: the number of nodes of the job, of which this record describes one.
     part_of: int = 0
-    # Attempts that have ended. `job` is the attempt after them.
+    # The number of the attempt that runs, or ran last; 0 is counted from the ended ones.
+    attempt: int = 0
+    # Attempts that have ended.
     attempts: list[Attempt] = field(default_factory=list)
     # Spare nodes, which a later attempt may use.
     spares: list[NodeRecord] = field(default_factory=list)
@@ -179,6 +184,11 @@ class JobRecord:
     engine: bool = True
     # The words of the user's program, without the launch's options; empty for the engine.
     program: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        if not self.attempt:
+            number = max(1, len(self.attempts) + (not (self.over or self.goes_on)))
+            object.__setattr__(self, "attempt", number)
 
     def node(self, index: int) -> NodeRecord:
         return next(node for node in self.nodes if node.index == index)
@@ -220,26 +230,16 @@ class JobRecord:
         return self.state == RESTARTING
 
     @property
-    def attempt(self) -> int:
-        """Return the number of the attempt that runs, or ran last."""
-        return max(1, len(self.attempts) + (not self.over))
-
-    @property
     def former_end(self) -> float:
         """Return the end of the attempt before this one, or 0 if there was none."""
-        return max((one.ended for one in self.attempts if one.job != self.job), default=0.0)
+        ends = (one.ended for one in self.attempts if one.number < self.attempt)
+        return max(ends, default=0.0)
 
     @property
     def latest(self) -> list[Attempt]:
         """Return the last attempt whose ranks started, and the attempts after it."""
         vain = len(list(itertools.takewhile(lambda one: one.ran == 0, reversed(self.attempts))))
         return self.attempts[-vain - 1 :]
-
-    def first_part(self, node: NodeRecord) -> tuple[str, int]:
-        """Return the job and node index under which a node stored its first part of this job."""
-        if node.first_job:
-            return node.first_job, node.first_node
-        return (self.attempts[0].job if self.attempts else self.job), node.index
 
     @property
     def orders(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from orchestrator.protocol.message import Message, Nonsense, decode_value, parse_object
-from orchestrator.protocol.requests.follow import PartReceipt
+from orchestrator.protocol.requests.follow import StopReceipt
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class SlowRank(Message):
     time: float | None = None
 
 
-class Receipt(PartReceipt):
+class Receipt(StopReceipt):
     """How one job ended on one node, or why that is not known."""
 
     node: str

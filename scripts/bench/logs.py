@@ -142,11 +142,11 @@ def finished_logs(cluster: Cluster, share: int) -> list[Path]:
 
 def node_logs(cluster: Cluster) -> list[Path]:
     everyone = range(cluster.size)
-    return [one_file(cluster.home(i), f".orchestrator/runs/*/{i}/log") for i in everyone]
+    return [one_file(cluster.home(i), f".orchestrator/runs/*/{i}/*/log") for i in everyone]
 
 
 def has_ended(cluster: Cluster, i: int) -> bool:
-    events = list(cluster.home(i).glob(f".orchestrator/runs/*/{i}/events.jsonl"))
+    events = list(cluster.home(i).glob(f".orchestrator/runs/*/{i}/*/events.jsonl"))
     return bool(events) and '"event": "ended"' in events[0].read_text()
 
 

@@ -102,7 +102,7 @@ def gather(started: float, head: Path, homes: Sequence[Path], ranks: Iterable[An
     for begin, end, what in json.loads(head.read_text()):
         note("head", what, begin or started, end)
     for home in homes:
-        for events in home.glob(".orchestrator/runs/*/*/events.jsonl"):
+        for events in home.glob(".orchestrator/runs/*/*/*/events.jsonl"):
             for event in map(json.loads, events.read_text().splitlines()):
                 note("node", f"supervisor: {event['event']}", event["time"], event["time"])
             text = (events.parent / "log").read_text(errors="replace")

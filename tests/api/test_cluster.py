@@ -82,7 +82,7 @@ pack(Path(sys.argv[1]), "work", (work, (), {}), Path.cwd())
 
 def test_pickled_function_finds_its_modules(tmp_path: Path) -> None:
     """Those beside the script, in the directory it is typed in, and in a zip; all have moved."""
-    here, there, parcel = tmp_path / "here", tmp_path / "there", tmp_path / "run" / "payload"
+    here, there, parcel = tmp_path / "here", tmp_path / "there", tmp_path / "part" / "payload"
     for directory in (here / "tools", parcel):
         directory.mkdir(parents=True)
     (here / "tools" / "use.py").write_text(PROGRAM)
@@ -92,7 +92,7 @@ def test_pickled_function_finds_its_modules(tmp_path: Path) -> None:
         archive.writestr("packed.py", "NAME = 'packed'")
     subprocess.run([sys.executable, "tools/use.py", parcel], cwd=here, check=True)
     here.rename(there)
-    place = {"ORCHESTRATOR_RUN": str(parcel.parent), "ORCHESTRATOR_EXPERIMENT": str(tmp_path)}
+    place = {"ORCHESTRATOR_RUN": str(parcel.parent / "1"), "ORCHESTRATOR_EXPERIMENT": str(tmp_path)}
     env = {**os.environ, **place, "RANK": "0"}
     subprocess.run([sys.executable, run_function.__file__], cwd=there, env=env, check=True)
     result = (tmp_path / "outputs" / "results" / "rank_0.pkl").read_bytes()

@@ -105,7 +105,7 @@ def test_secrets_are_hidden_wherever_head_writes(
     # A name stays, as later heads reach the node by it.
     node = replace(NODE, name=SECRET)
     cause = JobVerdict(node_name="n1", message=f"n1: cannot read {SECRET}")
-    ended = Attempt(1, "job", 0.0, 1.0, "failed", 4, cause, [], why=cause.message)
+    ended = Attempt(1, 0.0, 1.0, "failed", 4, cause, [], why=cause.message)
     made = record(command=["x", SECRET], verdict=cause, nodes=[node], attempts=[ended])
     Experiment(tmp_path).write_record(made)
     written = Experiment(tmp_path).read_record()

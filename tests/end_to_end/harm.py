@@ -76,8 +76,10 @@ class Harm:
 
     def started(self, node: int) -> dict[str, Any]:
         """Return the event of a node's supervisor after it had started torchrun."""
-        events = self.cluster.run_home(self.host(node)) / "runs" / self.head.record["job"]
-        for line in (events / str(node) / "events.jsonl").read_text().splitlines():
+        record = self.head.record
+        run = (record["job"], str(record["nodes"][node]["part"]), str(record["attempt"]))
+        events = self.cluster.run_home(self.host(node)).joinpath("runs", *run, "events.jsonl")
+        for line in events.read_text().splitlines():
             with contextlib.suppress(ValueError):
                 event: dict[str, Any] = json.loads(line.strip("\0"))
                 if event.get("event") == "started":

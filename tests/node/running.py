@@ -14,9 +14,10 @@ from typing import Any, TypeVar
 import pytest
 
 from orchestrator.node.job import job_processes, processes
-from orchestrator.node.job.run_directory import RunDir, connect_supervisor
-from orchestrator.protocol.message import decode_value
+from orchestrator.node.job.run_directory import PartDir, RunDir, connect_supervisor
+from orchestrator.protocol.message import decode_value, encode_value
 from orchestrator.protocol.spec import Spec
+from orchestrator.protocol.version import OWN
 
 ROOT = Path(__file__).parents[2]
 STAND_IN = Path(__file__).with_name("job") / "torchrun.py"
@@ -26,7 +27,7 @@ PYTHON = os.environ.get("NODE_PYTHON", sys.executable)
 PATIENCE = 30.0
 SUPERVISE = (
     f"import sys; sys.path.insert(0, {str(ROOT)!r}); from orchestrator.node.job import supervisor;"
-    " supervisor.main(*sys.argv[-2:])"
+    " supervisor.main(*sys.argv[-3:])"
 )
 
 T = TypeVar("T")
@@ -71,15 +72,17 @@ def bare_spec(**fields: Any) -> Spec:
     """A spec in which nothing matters but these fields."""
     text = {"job": "job", "experiment": "e", "start": "plain", "workdir": "/"}
     numbers = {"node": 0, "nnodes": 1, "nproc": 1, "first_rank": 0}
-    rest = {"agent": [], "env": {}, "unset": [], "target": {"kind": "script", "name": "x"}}
+    rest = {"agent": [], "env": {}, "unset": [], "version": encode_value(OWN)}
+    rest["target"] = {"kind": "script", "name": "x"}
     return decode_value(Spec, {**text, **numbers, **rest, **fields})
 
 
-def run_dir(job: str = "job", node: int = 0, **fields: Any) -> RunDir:
+def run_dir(job: str = "job", part: int = 0, **fields: Any) -> RunDir:
     """Return a run directory that exists and has a spec with these fields."""
-    run = RunDir(job, node)
+    run = RunDir(job, part)
     run.create()
-    run.write_spec(bare_spec(**fields))
+    for each in (PartDir(job, part), run):
+        each.write_spec(bare_spec(**fields))
     return run
 
 
@@ -105,10 +108,13 @@ class Job:
     ) -> dict[str, Any]:
         fork = ["--fork"] if start == "fork" else []
         stand_in = [PYTHON, "-u", str(STAND_IN), *fork, f"--nproc={nproc}", f"--first={first}"]
-        tags = {"ORCHESTRATOR_JOB": self.run.job, "NODE_RANK": str(self.run.node)}
+        tags = {"ORCHESTRATOR_JOB": self.run.job, "NODE_RANK": str(self.run.part)}
         return {
             "job": self.run.job,
-            "node": self.run.node,
+            "node": self.run.part,
+            "part": self.run.part,
+            "attempt": self.run.attempt,
+            "version": encode_value(OWN),
             "nproc": nproc,
             "nnodes": 1,
             "first_rank": first,
@@ -127,7 +133,7 @@ class Job:
         self.run.create()
         self.run.write_spec(spec_of(spec))
         self.process = subprocess.Popen(
-            [PYTHON, "-IS", "-c", SUPERVISE, "supervise", self.run.job, str(self.run.node)],
+            [PYTHON, "-IS", "-c", SUPERVISE, "supervise", *self.run.words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -181,9 +187,7 @@ class Job:
         return there
 
     def living(self) -> list[int]:
-        return [
-            process.pid for process in job_processes.processes_of_job(self.run.job, self.run.node)
-        ]
+        return [process.pid for process in job_processes.processes_of_job(self.run)]
 
     def clear(self) -> None:
         """Remove the leftovers of a failed test."""
@@ -192,7 +196,7 @@ class Job:
             self.process.wait()
             assert self.process.stdout is not None
             self.process.stdout.close()
-        for process in job_processes.processes_of_job(self.run.job, self.run.node):
+        for process in job_processes.processes_of_job(self.run):
             processes.send_signal(process, signal.SIGKILL)
 
 

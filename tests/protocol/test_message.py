@@ -173,10 +173,10 @@ def test_field_of_wrong_type_is_refused() -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        ({}, "Stop is incomplete: Stop needs job, node, why, grace, wait"),
+        ({}, "Stop is incomplete: Stop needs job, part, attempt, why, grace, wait"),
         ({"job": 1}, "Stop.job must be text, not 1"),
-        ({"node": True}, "Stop.node must be a whole number, not True"),
-        ({"node": 10**40}, "Stop.node must be a whole number, not 1000"),
+        ({"part": True}, "Stop.part must be a whole number, not True"),
+        ({"part": 10**40}, "Stop.part must be a whole number, not 1000"),
         ({"grace": float("inf")}, "Stop.grace must be a number, not inf"),
         ({"grace": float("nan")}, "Stop.grace must be a number, not nan"),
         ({"more": 1}, "Stop has an unknown key 'more'"),

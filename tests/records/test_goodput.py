@@ -112,7 +112,7 @@ def test_goodput_skips_lines_with_invalid_numbers(tmp_path: Path) -> None:
 
 def attempt(number: int, started: float, ended: float, *, restarted: bool) -> Attempt:
     verdict = JobVerdict(time=ended - 1)
-    return Attempt(number, "j", started, ended, "failed", 1, verdict, [], restarted=restarted)
+    return Attempt(number, started, ended, "failed", 1, verdict, [], restarted=restarted)
 
 
 def record(state: str, *attempts: Attempt, ended: float | None = None) -> JobRecord:

@@ -81,12 +81,10 @@ class LogFetcher:
         self.followers = [
             NodeFollower(
                 self.ssh,
-                self.record.job,
+                self.record,
                 node,
                 self.experiment,
                 self.inbox.put,
-                former_end=self.record.former_end,
-                among=len(self.record.nodes),
             )
             for node in self.record.nodes
         ]
@@ -168,16 +166,11 @@ def show_system(where: Where, wanted: str | None, node: int | None, last: int | 
 
 
 def question(record: JobRecord, node: NodeRecord) -> AskSystem:
-    """Return the request for a node's system log: its part in each attempt, and the time span."""
-    parts = [
-        (attempt.job, attempt.nodes.index(node.name))
-        for attempt in record.attempts
-        if node.name in attempt.nodes
-    ]
-    parts = list(dict.fromkeys([*parts, (record.job, node.index)]))
+    """Return the request for a node's system log, of all attempts."""
     now = time.time()
     return AskSystem(
-        parts=tuple(parts),
+        job=record.job,
+        part=node.part,
         since=now - record.started + MARGIN_SECONDS,
         until=now - (record.ended or now) - MARGIN_SECONDS,
     )

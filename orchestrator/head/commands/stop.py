@@ -62,7 +62,7 @@ def end_job(where: Where, wanted: str | None, grace: float | None) -> StopResult
     if record.launch.max_restarts and not record.over:
         job.experiment.forbid_restarts()
     receipts = stopping.stop_job(job.transport, record, nodes, grace)
-    while (now := job.experiment.read_record()).job != record.job and not now.over:
+    while (now := job.experiment.read_record()).attempt != record.attempt and not now.over:
         # The head was starting the next attempt; no later one can start.
         record = now
         receipts = stopping.stop_job(job.transport, record, record.nodes, grace)

@@ -200,7 +200,7 @@ def notice_of(event: AttemptOver) -> Notice:
         "path": record.experiment,
         "job": record.job,
         "state": record.state,
-        "attempt": record.attempt,
+        "attempt": record.attempt + record.goes_on,
         "time": ended or time.time(),
         "head": os.uname().nodename,
         "text": text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]} ...",

@@ -113,8 +113,7 @@ def ended_attempt(record: JobRecord, step: int | None, printed: int | None) -> A
     earlier = record.attempts
     begun = [] if any(node.state == NOT_STARTED for node in record.nodes) else record.nodes
     return Attempt(
-        number=len(earlier) + 1,
-        job=record.job,
+        number=record.attempt,
         started=earlier[-1].ended if earlier else record.started,
         ended=record.ended or 0.0,
         state=record.state,

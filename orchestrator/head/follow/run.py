@@ -310,7 +310,7 @@ class Monitors:
     def __init__(self, job: FollowedJob) -> None:
         self.job, record = job, job.record
         limit = record.launch.hang_timeout
-        self.hang = HangMonitor(limit, job.experiment, record.job)
+        self.hang = HangMonitor(limit, job.experiment, record)
         # With a short limit the hang monitor finds the problem first, as the user requested.
         self.start = StartMonitor("" if 0 < limit < DIALS_WITHIN_SECONDS else record.master)
         self.slow_from = time.monotonic() + FIRST_PACE_SECONDS

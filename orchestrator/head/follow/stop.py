@@ -36,7 +36,14 @@ def stop_job(
     def stop(node: NodeRecord) -> tuple[StopReceipt, ...]:
         wait = grace + STOP_PROOF_SECONDS
         reason = verdict.STOPPED_BY_USER
-        order = Stop(job=record.job, node=node.index, why=reason, grace=grace, wait=wait)
+        order = Stop(
+            job=record.job,
+            part=node.part,
+            attempt=record.attempt,
+            why=reason,
+            grace=grace,
+            wait=wait,
+        )
         return (ask_node(ssh, node, order, wait + 20),)
 
     log.info("stops job %s on %d nodes; grace %g s", record.job, len(nodes), grace)
@@ -74,7 +81,7 @@ def stop_everything(
         seen: set[tuple[str, str, int]] = set()
         for at, result in enumerate(results):
             if not isinstance(result, OrchestratorError):
-                new = {(one.user, one.job, one.node): one for one in result}
+                new = {(one.user, one.job, one.part): one for one in result}
                 results[at] = tuple(one for part, one in new.items() if part not in seen)
                 seen |= new.keys()
     return receipts_of([node.name for node in nodes], results, started, "")
@@ -92,7 +99,7 @@ def receipts_of(
         if isinstance(result, OrchestratorError):
             listed.append(Receipt(node=name, job=job, took=took, error=result.what, fix=result.fix))
         else:
-            listed += [Receipt(**{**vars(proof), "node": name}) for proof in result]
+            listed += [Receipt(**vars(proof), node=name) for proof in result]
     return listed
 
 

@@ -25,7 +25,7 @@ from orchestrator.common.errors import OrchestratorError, UsageError
 from orchestrator.config.launch import Where
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.follow import Living, Remove
-from orchestrator.protocol.requests.request import Request
+from orchestrator.protocol.requests.request import Part, Request
 from orchestrator.protocol.timing import FILE_ANSWER_SECONDS, FILES_ANSWER_SECONDS
 from orchestrator.records import experiments
 from orchestrator.records.checkpoint_store import shown_name
@@ -42,10 +42,8 @@ if TYPE_CHECKING:
     from orchestrator.head.connect.transport import Transport
 
 A = TypeVar("A", bound=Message)
-# A job, and the index of a node in it.
-Run = tuple[str, int]
-# The dict is an ordered set of the machine's runs.
-Machine = tuple[NodeRecord, "Transport", dict[Run, None]]
+# The dict is an ordered set of the machine's parts.
+Machine = tuple[NodeRecord, "Transport", dict[Part, None]]
 
 
 STAMP = re.compile(r"[^.].*_([0-9]{8}_[0-9]{6})", re.DOTALL)
@@ -230,17 +228,17 @@ def keep_busy(
         for entry in going
         if not why[entry.name] and (on_nodes or not entry.settled) and not entry.record.scheduled
     ]
-    living: set[tuple[str, int]] = set()
-    silent: dict[tuple[str, int], str] = {}
+    living: set[Part] = set()
+    silent: dict[Part, str] = {}
     if records:
         answers, silent = ask_machines(Living, records, ssh_config, FILE_ANSWER_SECONDS)
-        living = {run for answer in answers for run in answer.living}
+        living = {run[:2] for answer in answers for run in answer.living}
     for entry in going:
         if reason := why[entry.name] or why_running(entry.record, living, silent):
             entry.stays(reason)
             entry.busy = True
-    every = [(node, (record.job, node.index)) for record in records for node in record.nodes]
-    return {node.name: silent[run] for node, run in every if on_nodes and run in silent}
+    every = [(node, (record.job, node.part)) for record in records for node in record.nodes]
+    return {node.name: silent[part] for node, part in every if on_nodes and part in silent}
 
 
 def why_unknown(entry: PruneEntry, *, on_nodes: bool) -> str:
@@ -268,18 +266,16 @@ def in_use(root: int, name: str) -> str:
         return ""
 
 
-def why_running(
-    record: JobRecord, living: Collection[tuple[str, int]], silent: Mapping[tuple[str, int], str]
-) -> str:
+def why_running(record: JobRecord, living: Collection[Part], silent: Mapping[Part, str]) -> str:
     """Return why a job counts as running, or "".
 
     If a node does not answer, a job recorded as over counts as ended.
     """
     for node in record.nodes:
-        if (record.job, node.index) in living:
+        if (record.job, node.part) in living:
             return f"it runs, on node {node.index} ({node.name})"
     for node in record.nodes:
-        if record.state not in OVER and (why := silent.get((record.job, node.index))):
+        if record.state not in OVER and (why := silent.get((record.job, node.part))):
             return f"its record says {record.state}, and {node.name} cannot be asked: {why}"
     return ""
 
@@ -289,11 +285,11 @@ def why_running(
 
 def ask_machines(
     request: type[Request[A]], records: Sequence[JobRecord], ssh_config: Path | None, seconds: float
-) -> tuple[list[A], dict[Run, str]]:
-    """Send one request to every machine, about all runs of these jobs on it.
+) -> tuple[list[A], dict[Part, str]]:
+    """Send one request to every machine, about its parts of all these jobs.
 
     Jobs of one list share their machines: 64 nodes are 64 connections, for however many jobs.
-    Return the answers, and the runs that could not be asked about, each with the reason.
+    Return the answers, and the parts that could not be asked about, each with the reason.
     """
     # Importing paramiko takes 0.1 s.
     from orchestrator.head.connect import fleet
@@ -302,13 +298,15 @@ def ask_machines(
     machines = by_machine(records, ssh_config)
 
     def ask_machine(machine: Machine) -> A:
-        node, transport, runs = machine
-        return ask_node(transport, node, request(runs=tuple(runs)), seconds)
+        node, transport, parts = machine
+        return ask_node(transport, node, request(parts=tuple(parts)), seconds)
 
-    answers, unreached = [], dict[Run, str]()
-    for (*_, runs), answer in zip(machines, fleet.map_parallel(machines, ask_machine), strict=True):
+    answers, unreached = [], dict[Part, str]()
+    for (*_, parts), answer in zip(
+        machines, fleet.map_parallel(machines, ask_machine), strict=True
+    ):
         if isinstance(answer, OrchestratorError):
-            unreached.update(dict.fromkeys(runs, answer.what))
+            unreached.update(dict.fromkeys(parts, answer.what))
         else:
             answers.append(answer)
     return answers, unreached
@@ -328,18 +326,8 @@ def by_machine(records: Sequence[JobRecord], ssh_config: Path | None) -> list[Ma
             key = (*how, node.host, node.user, node.port, node.python, node.activate, node.wrap)
             if key not in machines:
                 machines[key] = node, backend.transport(record, ssh_config), {}
-            machines[key][2].update(dict.fromkeys(runs_of(record, node)))
+            machines[key][2][record.job, node.part] = None
     return list(machines.values())
-
-
-def runs_of(record: JobRecord, node: NodeRecord) -> Iterator[Run]:
-    """Yield the parts of a job that a node had, in each of its attempts."""
-    is_spare = record.attempts and node in record.spares
-    yield record.attempts[0].job if is_spare else record.job, node.index
-    for attempt in record.attempts:
-        for index, name in enumerate(attempt.nodes):
-            if name == node.name:
-                yield attempt.job, index
 
 
 # -- the removal ------------------------------------------------------------------------------
@@ -408,13 +396,13 @@ class Removal:
         records = [entry.record for entry in cleaned]
         answers, silent = ask_machines(Remove, records, self.ssh_config, FILES_ANSWER_SECONDS)
         self.freed_on_nodes += sum(answer.freed for answer in answers)
-        problems = {(run.job, run.node): run.problem for answer in answers for run in answer.runs}
+        problems = {(one.job, one.part): one.problem for answer in answers for one in answer.parts}
         for entry in cleaned:
             for node in entry.record.nodes:
-                run = (entry.record.job, node.index)
-                if run in silent:
-                    self.unreached[node.name] = silent[run]
-                reason = silent.get(run) or problems.get(run)
+                part = (entry.record.job, node.part)
+                if part in silent:
+                    self.unreached[node.name] = silent[part]
+                reason = silent.get(part) or problems.get(part)
                 if reason and entry.action == SELECTED:
                     entry.action, entry.reason = FAILED, f"on node {node.name}: {reason}"
 

@@ -35,6 +35,7 @@ from orchestrator.protocol.requests.claims import (
     DeviceRequest,
     holders_in_words,
 )
+from orchestrator.protocol.requests.request import Part
 from orchestrator.protocol.requests.start import (
     Claim,
     Claimed,
@@ -73,8 +74,8 @@ class NodeClaim:
     name: str
     channel: NodeChannel
     devices: DeviceRequest | None = None
-    # The job id and node index of a restarted job, whose GPU request the node has kept.
-    part: tuple[str, int] | None = None
+    # The part of a restarted job, whose GPU request the node has kept.
+    part: Part | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -130,8 +130,7 @@ class Gathering:
 
     def examine(self, node: NodeRecord) -> LivingRuns:
         """Return a node's answer on which runs of the job live there and if it has its job spec."""
-        runs = tuple(parts_of(self.record, node.name))
-        question = Living(runs=runs, part=self.record.first_part(node))
+        question = Living(parts=((self.record.job, node.part),))
         channel = self.open.get(node.name)
         # The request also tells the node that this head is alive.
         if channel is not None:
@@ -167,7 +166,7 @@ class Gathering:
             return f"cannot be reached: {answer.what}"
         if answer is None:
             return "is lost"
-        return "" if answer.has_part else NOTHING_LEFT
+        return "" if answer.stored else NOTHING_LEFT
 
     def hold(self, names: Sequence[str]) -> bool:
         """Hold the GPUs of these nodes again; return False if others have taken some."""
@@ -175,7 +174,7 @@ class Gathering:
             return True
         known = {node.name: node for node in (*self.record.nodes, *self.record.spares)}
         wanted = [
-            claims.NodeClaim(name, self.open[name], part=self.record.first_part(known[name]))
+            claims.NodeClaim(name, self.open[name], part=(self.record.job, known[name].part))
             for name in names
         ]
         try:
@@ -186,14 +185,8 @@ class Gathering:
         return not missing
 
     def gathered(self, names: Sequence[str]) -> Gathered:
-        """Renumber the nodes; each record keeps the job and index for which its spec was sent."""
-        first = self.record.attempts[0].job
-        before = {
-            node.name: node
-            if node.first_job
-            else replace(node, first_job=first, first_node=node.index)
-            for node in (*self.record.nodes, *self.record.spares)
-        }
+        """Renumber the nodes; each keeps the number of its part."""
+        before = {node.name: node for node in (*self.record.nodes, *self.record.spares)}
         nodes, ranks = list[NodeRecord](), 0
         for index, name in enumerate(names):
             nodes.append(replace(before[name], index=index, first_rank=ranks, state="starting"))
@@ -208,13 +201,20 @@ class Gathering:
     def end_what_lives(self, node: NodeRecord) -> None:
         """End processes of earlier attempts on a node; raise if some do not end."""
         answer = self.answers[node.name]
-        for job, index in answer.living if isinstance(answer, LivingRuns) else ():
-            reason, wait = "the job is started again", DEATH_SECONDS
-            log.info("%s: ends what still lives of %s", node.name, job)
-            order = Stop(job=job, node=index, why=reason, grace=0, wait=wait, for_good=False)
+        for job, part, attempt in answer.living if isinstance(answer, LivingRuns) else ():
+            log.info("%s: ends what still lives of attempt %d", node.name, attempt)
+            order = Stop(
+                job=job,
+                part=part,
+                attempt=attempt,
+                why="the job is started again",
+                grace=0,
+                wait=DEATH_SECONDS,
+                for_good=False,
+            )
             receipt = self.open[node.name].ask(order, ANSWER_SECONDS)
             if receipt.left:
-                left = f"processes {list(receipt.left)} of {job} do not end"
+                left = f"processes {list(receipt.left)} of attempt {attempt} do not end"
                 raise NodeError(f"{node.name}: {left}", names=[node.name])
 
 
@@ -222,11 +222,3 @@ def refuse_if_stopped(experiment: Experiment) -> None:
     """Raise StoppedEarly if the user stopped the job while no attempt ran."""
     if interrupt.end_is_wanted() or experiment.restarts_are_forbidden:
         raise StoppedEarly("stopped by the user")
-
-
-def parts_of(record: JobRecord, name: str) -> Iterator[tuple[str, int]]:
-    """Yield (job, node index) for each earlier attempt that ran on the node."""
-    for attempt in record.attempts:
-        for index, node in enumerate(attempt.nodes):
-            if node == name:
-                yield attempt.job, index

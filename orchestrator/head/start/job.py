@@ -131,15 +131,13 @@ class FollowSession:
         return [
             NodeFollower(
                 self.transport,
-                record.job,
+                record,
                 node,
                 self.experiment,
                 run.post,
                 channel,
                 logs=opened,
                 looks_on=self.looks_on,
-                former_end=record.former_end,
-                among=len(record.nodes),
             )
             for node, channel, opened in parts
         ]
@@ -170,9 +168,8 @@ def release_job(
     def tell(node: NodeRecord) -> None:
         ours = held.get(node.name)
         opened = contextlib.nullcontext(ours) if ours else temporary_channel(transport, node)
-        job, part = record.first_part(node)
         with contextlib.suppress(OrchestratorError), opened as channel:
-            channel.ask(Release(job=job, node=part), ANSWER_SECONDS)
+            channel.ask(Release(job=record.job, part=node.part), ANSWER_SECONDS)
 
     telling = fleet.start_thread(partial(fleet.map_parallel, away, tell))
     fleet.map_parallel([node for node in every if node not in away], tell)

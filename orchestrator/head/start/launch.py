@@ -276,7 +276,7 @@ def check_python(nodes: Sequence[ProbedNode]) -> None:
 def deliver_payload(reached: Sequence[Reached], plan: Plan, directory: Path) -> None:
     """Send the payload to all nodes before the first one starts, so that no rank waits for it."""
     tree = tree_of_files(directory, lambda _: 0o600)
-    places = [RemoteDir(kind=HANDED, job=plan.job, node=part.index) for part in plan.nodes]
+    places = [RemoteDir(kind=HANDED, job=plan.job, part=part.index) for part in plan.nodes]
     results = send_to_all([node.channel for node in reached], places, tree)
     raise_if_stopped(results)
     failures.results_or_error([node.node for node in reached], results, "; nothing was started")
@@ -328,7 +328,7 @@ def launch_again(
             failed = record.failed_record(ended, nodes, gathered.spares, error)
             final = after_attempt(experiment, failed)
             if not isinstance(error, StoppedEarly):
-                tell(of_launch.AttemptRefused(ended.attempt, str(error)))
+                tell(of_launch.AttemptRefused(final.attempt, str(error)))
         try:
             experiment.write_signed(final)
         except OSError as error:
@@ -346,7 +346,7 @@ def bring_saved(
     from orchestrator.head.transfer.job_files import JobPeer, bring_job_files, bring_metrics
 
     def peer_of(node: NodeRecord, channel: NodeChannel) -> JobPeer:
-        return JobPeer(node.name, channel, ended.first_part(node), node.shared)
+        return JobPeer(node.name, channel, (ended.job, node.part), node.shared)
 
     peers = list(map(peer_of, gathered.nodes, gathered.channels))
     last, nproc = (
@@ -401,7 +401,7 @@ def start_again(
         )
     ]
     starting = start_all(starting, gathered.channels, orders)
-    log.info("attempt %d runs as job %s", number, starting.job)
+    log.info("attempt %d runs", number)
     running = record.record_start(experiment, starting)
     return Running(experiment, transport, running, gathered.channels, logs)
 
@@ -455,7 +455,13 @@ def start_all(
         return part[0].ask(part[1], start_patience(starting.launch))
 
     def end(part: tuple[NodeChannel, Start, NodeRecord]) -> Message:
-        order = End(job=starting.job, node=part[2].index, why="not started", grace=0.0)
+        order = End(
+            job=starting.job,
+            part=part[2].part,
+            attempt=starting.attempt,
+            why="not started",
+            grace=0.0,
+        )
         return part[0].ask(order, QUICK_ANSWER_SECONDS)
 
     with counted_work("starting", ask, parts) as counting:

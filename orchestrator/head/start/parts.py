@@ -24,9 +24,9 @@ from orchestrator.head.plan.model import EnvSetting, Layout, NodePlan, Plan
 from orchestrator.head.plan.request import LaunchRequest
 from orchestrator.head.start.nodes import Nodes
 from orchestrator.protocol.requests.start import Hook, Hooked, TakenPorts
-from orchestrator.protocol.spec import AttemptNumber, Placement, Spec
+from orchestrator.protocol.spec import Placement, Spec
 from orchestrator.protocol.timing import HOOK_ANSWER_SECONDS, START_PATIENCE_SECONDS
-from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
+from orchestrator.records.experiment import Experiment, JobRecord
 
 log = logging.getLogger(__name__)
 
@@ -176,26 +176,17 @@ def placements_of_attempt(starting: JobRecord, first: Placement, ranks: int) -> 
     limit = left_of(starting)
     known = starting.nodes if "slurm" in starting.launch.variables_of_ranks else ()
     hosts = tuple(node.address for node in known)
-    number, restarts = len(starting.attempts) + 1, starting.launch.max_restarts
-
-    def attempt(node: NodeRecord) -> AttemptNumber:
-        job, index = starting.first_part(node)
-        return AttemptNumber(
-            number=number,
-            restarts=restarts,
-            first_job=job,
-            first_node=index,
-            log=node.log_before,
-            ranks=ranks,
-        )
-
     return [
         first.replace(
             node=node.index,
             first_rank=node.first_rank,
             hosts=hosts,
             limit=limit,
-            attempt=attempt(node) if restarts else None,
+            part=node.part,
+            attempt=starting.attempt,
+            restarts=starting.launch.max_restarts,
+            log_before=node.log_before,
+            first_ranks=ranks,
         )
         for node in starting.nodes
     ]

@@ -194,7 +194,7 @@ def record_again(
     begun = [with_line(place, as_before_a_start(node), line) for node in nodes]
     starting = replace(
         ended,
-        job=next_job(ended),
+        attempt=len(ended.attempts) + 1,
         state="starting",
         nodes=begun,
         spares=list(spares),
@@ -206,10 +206,6 @@ def record_again(
     except OSError as error:
         raise UsageError(f"{place.path} cannot be written: {error.strerror}") from error
     return starting
-
-
-def next_job(record: JobRecord) -> str:
-    return f"{record.attempts[0].job}.{len(record.attempts) + 1}"
 
 
 def as_before_a_start(node: NodeRecord) -> NodeRecord:
@@ -273,9 +269,8 @@ def failed_record(
 ) -> JobRecord:
     """Return the record of an attempt that could not start, on the nodes chosen for it."""
     nodes = [replace(node, ranks={}, times={}) for node in nodes]
-    return not_started(
-        replace(record, job=next_job(record), nodes=nodes, spares=list(spares)), error
-    )
+    number = len(record.attempts) + 1
+    return not_started(replace(record, attempt=number, nodes=nodes, spares=list(spares)), error)
 
 
 # -- the manifest -----------------------------------------------------------------------------

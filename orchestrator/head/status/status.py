@@ -43,7 +43,7 @@ def ask_nodes(ssh: Transport, record: JobRecord) -> list[JobState]:
     """Return the job's state on each of its nodes, with times by our clock."""
 
     def ask(node: NodeRecord) -> JobState:
-        request = AskJobState(job=record.job, node=node.index)
+        request = AskJobState(job=record.job, part=node.part, attempt=record.attempt)
         return ask_node(ssh, node, request, ssh.timeout)
 
     return [
@@ -58,7 +58,7 @@ def state_of(
     record: JobRecord, node: NodeRecord, state: str, reason: str | None = None
 ) -> JobState:
     """Return the state of the job on a node that does not tell it."""
-    return JobState(job=record.job, node=node.index, state=state, why=reason, ranks={})
+    return JobState(job=record.job, part=node.part, state=state, why=reason, ranks={})
 
 
 def from_record(record: JobRecord) -> list[JobState]:
@@ -200,7 +200,7 @@ def attempt_now(record: JobRecord) -> str:
     if not earlier:
         return ""
     most = 1 + record.launch.max_restarts
-    return f", attempt {record.attempt} of at most {most} ({earlier[-1].why})"
+    return f", attempt {len(earlier) + 1} of at most {most} ({earlier[-1].why})"
 
 
 def time_of(experiment: Experiment, record: JobRecord) -> dict[str, float]:
@@ -236,6 +236,7 @@ def to_json(
         {
             **{
                 "index": node.index,
+                "node": node.index,
                 "name": node.name,
                 "address": node.address,
                 **encode_value(state),

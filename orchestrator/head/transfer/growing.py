@@ -51,8 +51,9 @@ class GrowingFiles:
     """The growing files of one node, which are appended to local copies."""
 
     def __init__(self, job: str, node: NodeRecord, outputs: Path) -> None:
-        self.listing = Outputs(job=job, node=node.index)
-        self.ranks = node.numbers
+        # On node 0 all files are results, even those from the master of an earlier attempt.
+        self.listing = Outputs(job=job, part=node.part, own=node.index > 0)
+        self.node = node
         self.outputs = outputs
         self.folder = Folder(outputs, private=True)
         # Paths whose local file has grown to a beginning of the node's.
@@ -68,7 +69,7 @@ class GrowingFiles:
     def is_own(self, path: str) -> bool:
         """Return True for the metrics of a rank of this node."""
         known = trainers.FILE.fullmatch(path)
-        return known is not None and int(known[1]) in self.ranks
+        return known is not None and int(known[1]) in self.node.numbers
 
     def finish(self, channel: NodeChannel, listing: OutputFiles, seconds: float) -> None:
         """Fetch all growth up to this listing of the job's outputs; block until it is here."""

@@ -59,7 +59,7 @@ def bring_outputs(
         channel,
         listing.place,
         growing.folder,
-        label=f"node{growing.listing.node}",
+        label=f"node{growing.node.index}",
         replace=growing.grown.__contains__,
         since=since,
     )

@@ -29,7 +29,7 @@ from orchestrator.head.transfer.tree import Moved, Tree, entry_of
 from orchestrator.node.transfer.job_files import OUTPUTS
 from orchestrator.node.transfer.listing import Listing
 from orchestrator.protocol.manifest import ManifestEntry
-from orchestrator.protocol.requests.request import NO_PART
+from orchestrator.protocol.requests.request import NO_PART, Part
 from orchestrator.protocol.requests.transfer import (
     OF_JOB,
     PIECE_BYTES,
@@ -54,11 +54,11 @@ TOO_MANY = (
 
 @dataclass(eq=False)
 class JobPeer:
-    """A node of a job with its channel, and the (job, node) whose spec it has."""
+    """A node of a job with its channel, and its part of the job."""
 
     name: str
     channel: NodeChannel
-    part: tuple[str, int]
+    part: Part
     # True if it sees the head's experiment, on a shared disk.
     shared: bool = False
 
@@ -81,10 +81,10 @@ def bring_job_files(
         master = there.get(name) or reach(name)
         if master is None:
             continue
-        job, node = master.part
+        job, part = master.part
         try:
             found = master.channel.ask(
-                AskJobFiles(job=job, node=node, outputs=tuple(outputs)), ANSWER_SECONDS
+                AskJobFiles(job=job, part=part, outputs=tuple(outputs)), ANSWER_SECONDS
             )
         except NodeError as error:
             if (isinstance(error, Declined) and error.kind == NO_PART) or name not in there:
@@ -205,7 +205,7 @@ def give(
 
     Raises CheckFailed with the nodes that did not receive their files.
     """
-    places = [into.replace(job=job, node=node) for job, node in (peer.part for peer in takers)]
+    places = [into.replace(job=job, part=part) for job, part in (peer.part for peer in takers)]
     results = send_to_all([peer.channel for peer in takers], places, tree, seen, read=read)
     # A user's stop is the reason of what failed after it.
     seen(0)

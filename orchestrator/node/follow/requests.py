@@ -11,7 +11,7 @@ from orchestrator.common import files
 from orchestrator.node.follow import stop_job
 from orchestrator.node.job import job_processes, run_directory
 from orchestrator.node.job.hang import Activity, collect_stacks, step_times
-from orchestrator.node.job.run_directory import RunDir, connect_supervisor
+from orchestrator.node.job.run_directory import PartDir, RunDir, connect_supervisor
 from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession, answers
 from orchestrator.node.server.stream import FileStreamer
 from orchestrator.node.warm.session import StandbySession
@@ -32,7 +32,7 @@ from orchestrator.protocol.requests.follow import (
     ProfileRequest,
     ProfileState,
     Remove,
-    RemovedRuns,
+    RemovedParts,
     Stop,
     StopAll,
     StopReceipt,
@@ -40,21 +40,30 @@ from orchestrator.protocol.requests.follow import (
     Stuck,
     SystemLines,
 )
-from orchestrator.protocol.requests.request import OTHER_VERSION, UNKNOWN_JOB, Nothing
+from orchestrator.protocol.requests.request import (
+    OTHER_VERSION,
+    UNKNOWN_JOB,
+    AttemptRequest,
+    Nothing,
+)
 from orchestrator.protocol.timing import PROFILE_SECONDS
 from orchestrator.protocol.version import OWN, version_conflict
 
 M = TypeVar("M", bound=Message)
 
 
+def run_of(request: AttemptRequest[Any]) -> RunDir:
+    return RunDir(request.job, request.part, request.attempt)
+
+
 @answers(Follow)
 def follow(session: ServerSession, request: Follow) -> Nothing:
-    run = RunDir(request.job, request.node)
-    if not os.path.isdir(run.path):
-        raise Refusal(f"this machine knows nothing of job {run.job}", UNKNOWN_JOB)
+    run = run_of(request)
     other = version_conflict(run.job, run.version(), OWN)
     if other:
         raise Refusal(other, OTHER_VERSION)
+    if not os.path.isdir(run.path):
+        raise Refusal(f"this machine knows nothing of job {run.job}", UNKNOWN_JOB)
     session.streamer = FileStreamer(
         run, request.log, request.ranks, request.events, request.gather or 0.0
     )
@@ -70,16 +79,16 @@ def follow(session: ServerSession, request: Follow) -> Nothing:
 
 @answers(AskJobState)
 def state(session: ServerSession, request: AskJobState) -> JobState:
-    run = RunDir(request.job, request.node)
+    run = run_of(request)
     if not os.path.isdir(run.path):
-        return JobState(job=run.job, node=run.node, state="unknown there", ranks={})
+        return JobState(job=run.job, part=run.part, state="unknown there", ranks={})
     return job_state(run)
 
 
 @answers(AskSystem)
 def system(session: ServerSession, request: AskSystem) -> SystemLines:
     now, server = time.time(), run_directory.server_log()
-    runs = [RunDir(*part).system for part in request.parts]
+    runs = [run.system for run in PartDir(request.job, request.part).attempts()]
     return SystemLines(
         supervisor=run_directory.lines_between(runs, now - request.since, now - request.until),
         server=run_directory.lines_between(
@@ -90,19 +99,19 @@ def system(session: ServerSession, request: AskSystem) -> SystemLines:
 
 @answers(AskStuck)
 def stuck(session: ServerSession, request: AskStuck) -> Stuck:
-    return Stuck(stuck=collect_stacks(RunDir(request.job, request.node)), time=time.time())
+    return Stuck(stuck=collect_stacks(run_of(request)), time=time.time())
 
 
 @answers(AskProfile)
 def profile(session: ServerSession, request: AskProfile) -> ProfileState:
-    return ask_for_profile(RunDir(request.job, request.node), request.trace)
+    return ask_for_profile(run_of(request), request.trace)
 
 
 @answers(Living)
 def living(session: ServerSession, request: Living) -> LivingRuns:
-    has_part = request.part is None or os.path.exists(RunDir(*request.part).spec)
-    alive = tuple(job_processes.living_runs(request.runs))
-    return LivingRuns(living=alive, has_part=has_part)
+    stored = (part for part in request.parts if os.path.exists(PartDir(*part).spec))
+    alive = tuple(job_processes.living_runs(request.parts))
+    return LivingRuns(living=alive, stored=tuple(stored))
 
 
 # -- its end ----------------------------------------------------------------------------------
@@ -113,13 +122,13 @@ def end(session: ServerSession, request: End) -> Nothing:
     # The head has waited for other nodes to report a failure first, so the cause is certain.
     failed = {"failed": request.failed, "certain": request.failed}
     order = EndOrder(why=request.why, grace=request.grace, **failed)
-    stop_job.end_part(RunDir(request.job, request.node), order)
+    stop_job.end_part(run_of(request), order)
     return Nothing()
 
 
 @answers(Stop)
 def stop(session: ServerSession, request: Stop) -> StopReceipt:
-    return stop_job.stop_part(RunDir(request.job, request.node), request)
+    return stop_job.stop_part(run_of(request), request)
 
 
 @answers(StopAll)
@@ -130,11 +139,11 @@ def stop_all(session: ServerSession, request: StopAll) -> StopReceipts:
 
 
 @answers(Remove)
-def remove(session: ServerSession, request: Remove) -> RemovedRuns:
+def remove(session: ServerSession, request: Remove) -> RemovedParts:
     from orchestrator.node.job import cleanup
     from orchestrator.node.transfer import checkout
 
-    removed = cleanup.remove_runs(request.runs, LIBRARY)
+    removed = cleanup.remove_parts(request.parts, LIBRARY)
     return removed.replace(freed=removed.freed + checkout.clean_snapshots())
 
 
@@ -163,9 +172,9 @@ def job_state(run: RunDir) -> JobState:
     if ended:
         known["state"] = "ended"
     else:
-        living = job_processes.processes_of_job(run.job, run.node)
+        living = job_processes.processes_of_job(run)
         known["processes"] = tuple(process.pid for process in living)
-    return JobState(job=run.job, node=run.node, ranks=ranks, **known)
+    return JobState(job=run.job, part=run.part, ranks=ranks, **known)
 
 
 def ask_for_profile(run: RunDir, request: ProfileRequest) -> ProfileState:

@@ -49,21 +49,13 @@ def stop_part(run: RunDir, request: Stop | StopAll) -> StopReceipt:
     """End a job's part and wait; without a supervisor kill its processes. Return the proof."""
     began = time.monotonic()
     problem: OSError | None = None
+    for_good = isinstance(request, StopAll) or request.for_good
     try:
-        run.forbid_start()
+        run.forbid_start(for_good=for_good)
     # The disk may be full.
     except OSError as error:
         problem = error
-    first = (
-        resume_dir.first_attempt_of(run)
-        if isinstance(request, StopAll) or request.for_good
-        else None
-    )
-    if first is not None:
-        # On a full disk, the head still learns that this attempt was ended.
-        with contextlib.suppress(OSError):
-            first.forbid_attempts()
-    with contextlib.closing(JobProcesses(run.job, run.node)) as ours:
+    with contextlib.closing(JobProcesses(run)) as ours:
         before = ours.members()
         known = bool(ours.seen) or os.path.isdir(run.path)
         # Connecting fails if the supervisor is gone.
@@ -80,8 +72,8 @@ def stop_part(run: RunDir, request: Stop | StopAll) -> StopReceipt:
         left = ours.living()
         if ended is None and not left and os.path.isdir(run.path):
             run.append_event(last_event(run, request.why, killed))
-        if first is not None and not left:
-            resume_dir.remove_resume_dir(first)
+        if for_good and not left:
+            resume_dir.remove_resume_dir(run)
         memory = ours.segments.remove()
     proof = make_receipt(run, request.why, before, killed, left, ended)
     memory = (*memory, *(ended.shared_memory if ended else ()))
@@ -117,7 +109,7 @@ def stop_all(request: StopAll) -> list[StopReceipt]:
     work = [
         partial(stop_of_another, job, request)
         if job.owner != os.getuid()
-        else partial(stop_part, RunDir(job.job, job.node), request)
+        else partial(stop_part, run_of(job), request)
         for job in jobs_here(request)
     ]
     # The probe does not need this import.
@@ -131,33 +123,40 @@ def jobs_here(request: StopAll) -> list[Tagged]:
     """Return the jobs that a request concerns, those of this user first."""
     us = os.getuid()
     unfinished = job_processes.runs_here(run for run in all_runs() if run.last(Ended) is None)
-    jobs = {(run.job, run.node): Tagged(run.job, run.node, us, run.path) for run in unfinished}
+    jobs = {
+        (run.job, run.part): Tagged(run.job, run.part, run.attempt, us, run.path)
+        for run in unfinished
+    }
     others = {}
     for job in job_processes.tagged_jobs():
         if job.owner == us:
-            jobs.setdefault((job.job, job.node), job)
+            jobs.setdefault((job.job, job.part), job)
         elif request.all_users:
-            others[job.job, job.node] = job
+            others[job.job, job.part] = job
     return [*(jobs[key] for key in sorted(jobs)), *(others[key] for key in sorted(others))]
+
+
+def run_of(job: Tagged) -> RunDir:
+    return RunDir(job.job, job.part, job.attempt)
 
 
 def list_processes(job: Tagged) -> StopReceipt:
     """Return the living processes of a job without ending any."""
     ours_too = job.owner == os.getuid()
-    with contextlib.closing(JobProcesses(job.job, job.node, owner=job.owner)) as ours:
+    with contextlib.closing(JobProcesses(run_of(job), owner=job.owner)) as ours:
         left = tuple(sorted(process.pid for process in ours.living()))
     experiment = ""
     if ours_too:
         with contextlib.suppress(OSError, ValueError):
-            experiment = RunDir(job.job, job.node).read_spec().experiment
+            experiment = run_of(job).read_spec().experiment
     user = "" if ours_too else user_name(job.owner)
-    return StopReceipt(job=job.job, node=job.node, left=left, user=user, experiment=experiment)
+    return StopReceipt(job=job.job, part=job.part, left=left, user=user, experiment=experiment)
 
 
 def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
     """End another user's job, as root, without touching their files: links could lead anywhere."""
     began = time.monotonic()
-    with contextlib.closing(JobProcesses(job.job, job.node, owner=job.owner)) as ours:
+    with contextlib.closing(JobProcesses(run_of(job), owner=job.owner)) as ours:
         before = ours.members()
         with contextlib.suppress(OSError), connect_in(job.directory) as supervisor:
             if processes.peer_user(supervisor) == job.owner:
@@ -165,7 +164,7 @@ def stop_of_another(job: Tagged, request: StopAll) -> StopReceipt:
                 ours.wait(DEATH_SECONDS)
         killed, left = kill_rest(ours), ours.living()
     memory, user = ours.segments.remove(), user_name(job.owner)
-    proof = make_receipt(RunDir(job.job, job.node), request.why, before, killed, left, None)
+    proof = make_receipt(run_of(job), request.why, before, killed, left, None)
     return proof.replace(user=user, shared_memory=memory, took=time.monotonic() - began)
 
 
@@ -246,7 +245,7 @@ def make_receipt(
     held, unknown = gpu_memory({*names, *killed, *ranks})
     return StopReceipt(
         job=run.job,
-        node=run.node,
+        part=run.part,
         runs=runs_here(),
         ended=names,
         killed=killed,

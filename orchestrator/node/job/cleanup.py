@@ -14,32 +14,30 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.common import files
 from orchestrator.node.job import job_processes, processes, resume_dir
-from orchestrator.node.job.run_directory import RunDir, all_runs, names_in
+from orchestrator.node.job.run_directory import PartDir, all_runs, names_in
 from orchestrator.protocol.events import Ended
-from orchestrator.protocol.requests.follow import RemovedRun, RemovedRuns
+from orchestrator.protocol.requests.follow import RemovedPart, RemovedParts
+from orchestrator.protocol.requests.request import Part
 
 # A name with a number is a library that is only partly unpacked.
 LIBRARY_NAME = re.compile(r"[0-9a-f]{16}(\.[0-9]+)?")
 # The age is counted from the last use by a head.
 OLD_LIBRARY_SECONDS = 7 * 86400.0
 
-# A run is a job and the index of a node in it.
-Run = tuple[str, int]
 
-
-def remove_runs(wanted: Sequence[Run], library: str) -> RemovedRuns:
-    """Remove the directories of these runs unless they still run, and libraries without a user."""
-    alive = job_processes.living_runs(wanted)
-    runs: list[RemovedRun] = []
+def remove_parts(wanted: Sequence[Part], library: str) -> RemovedParts:
+    """Remove the directories of these parts unless they still run, and libraries without a user."""
+    alive = {run[:2] for run in job_processes.living_runs(wanted)}
+    parts: list[RemovedPart] = []
     freed: list[int] = []
-    for job, node in wanted:
-        problem = "it still runs there" if (job, node) in alive else ""
+    for job, part in wanted:
+        problem = "it still runs there" if (job, part) in alive else ""
         try:
             if not problem:
-                _remove_run(RunDir(job, node), freed.append)
+                _remove_part(PartDir(job, part), freed.append)
         except (OSError, ValueError) as error:
             problem = processes.error_in_words(error)
-        runs.append(RemovedRun(job=job, node=node, problem=problem))
+        parts.append(RemovedPart(job=job, part=part, problem=problem))
     resume_dir.remove_forgotten(time.time())
     remove_libraries(library, freed.append)
     for directory in (os.path.join(files.our_directory(), each) for each in ("runs", "lib")):
@@ -47,7 +45,7 @@ def remove_runs(wanted: Sequence[Run], library: str) -> RemovedRuns:
         for name in names_in(directory):
             if name.startswith(".") and files.GONE in name:
                 files.delete_directory(os.path.join(directory, name), freed.append)
-    return RemovedRuns(runs=tuple(runs), freed=sum(freed))
+    return RemovedParts(parts=tuple(parts), freed=sum(freed))
 
 
 def remove_libraries(library: str, seen: Callable[[int], None] = lambda _: None) -> None:
@@ -61,29 +59,28 @@ def remove_libraries(library: str, seen: Callable[[int], None] = lambda _: None)
             files.delete_directory(hidden, seen)
 
 
-def _remove_run(run: RunDir, seen: Callable[[int], None]) -> None:
-    job = os.path.dirname(run.path)
+def _remove_part(part: PartDir, seen: Callable[[int], None]) -> None:
+    job = os.path.dirname(part.home)
     if os.path.islink(job):
         raise ValueError(f"{job} is not a directory of ours")
-    for mark in (run.stopped, run.over):
-        with contextlib.suppress(OSError):
-            os.unlink(mark)
-    # The run was removed before, or never existed here.
-    if not os.path.lexists(run.path):
+    with contextlib.suppress(OSError):
+        os.unlink(part.over)
+    # The part was removed before, or never existed here.
+    if not os.path.lexists(part.home):
         with contextlib.suppress(OSError):
             os.rmdir(job)
         return
-    for path in (job, run.path):
+    for path in (job, part.home):
         if os.path.islink(path) or not os.path.isdir(path):
             raise ValueError(f"{path} is not a directory of ours")
-    mounted = files.mounts_below(run.path)
+    mounted = files.mounts_below(part.home)
     if mounted:
         raise ValueError(f"{mounted[0]} is mounted there")
-    if not resume_dir.remove_resume_dir(run):
+    if not resume_dir.remove_resume_dir(part):
         raise OSError(f"its attempts' files in {resume_dir.resume_roots()} cannot be removed")
-    hidden = os.path.join(os.path.dirname(job), files.hidden_name(f"{run.job}.{run.node}"))
+    hidden = os.path.join(os.path.dirname(job), files.hidden_name(f"{part.job}.{part.part}"))
     try:
-        files.hide_directory(run.path, hidden)
+        files.hide_directory(part.home, hidden)
     except FileNotFoundError:
         # Another prune has removed it at the same time.
         return

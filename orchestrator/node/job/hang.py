@@ -105,7 +105,7 @@ def collect_stacks(
     A process that does not catch the signal, such as a shell script, would be killed by it, so it
     is not asked. For ranks without an answer, the state and the program are returned.
     """
-    ours = {process.pid: process for process in job_processes.processes_of_job(run.job, run.node)}
+    ours = {process.pid: process for process in job_processes.processes_of_job(run)}
     first = run.read_spec().first_rank
     found = {rank: pid for pid, rank in rank_pids(run).items() if pid in ours}
     asked = [rank for rank, pid in found.items() if processes.catches_signal(pid, STACKS_SIGNAL)]

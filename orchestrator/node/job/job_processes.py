@@ -1,9 +1,8 @@
 """Finds the processes of a job on this node.
 
-A process belongs to a job if its environment carries the job's tag. A process with another
-environment belongs to it as a descendant of the job's supervisor or of its processes. The tag
-counts only beside ORCHESTRATOR_RUN, which supervisors alone set: a shell with the variables of a
-dry run is no job.
+A process belongs to a job if ORCHESTRATOR_RUN in its environment names the run directory of one of
+the job's attempts: supervisors alone set it. A process with another environment belongs to the job
+as a descendant of its supervisor or of its processes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,8 @@ from typing import NamedTuple
 
 from orchestrator.node.job import processes
 from orchestrator.node.job.processes import Process, ProcessSet
-from orchestrator.node.job.run_directory import JOB_NAME, RunDir, machine_name
+from orchestrator.node.job.run_directory import JOB_NAME, PartDir, RunDir, machine_name
+from orchestrator.protocol.requests.request import Part
 
 # The time limit for stopping processes that fork all the time.
 CHASE_SECONDS = 1.0
@@ -28,74 +28,76 @@ CHASE_SECONDS = 1.0
 TRACKER = "resource_tracker"
 # The tracker has this long to do so once those processes are killed.
 TRACKER_SECONDS = 0.2
-NO_TAG = ("", "", "")
+TAG = b"ORCHESTRATOR_RUN="
+NO_RUN = ("", 0, 0)
+# A run directory; earlier versions had none for each attempt.
+RUN_PATH = re.compile(r".*/runs/([^/]+)/([0-9]{1,9})(?:/([0-9]{1,9}))?")
+
+# A job, the number of a node's part of it, and that of an attempt.
+Run = tuple[str, int, int]
 
 
-def processes_of_job(job: str, node: int) -> list[Process]:
-    """Return all living processes of one job on one node, except its supervisor."""
-    ours = JobProcesses(job, node)
-    try:
+def processes_of_job(run: PartDir) -> list[Process]:
+    """Return all living processes of one node's part of a job, except its supervisor."""
+    with contextlib.closing(JobProcesses(run)) as ours:
         return ours.members()
-    finally:
-        ours.close()
 
 
-def tag_of(variables: set[bytes]) -> tuple[str, str, str]:
-    """Return the job, the node and the directory that an environment names, or empty strings."""
-    if not any(variable.startswith(b"ORCHESTRATOR_RUN=") for variable in variables):
-        return NO_TAG
-    values = dict(variable.partition(b"=")[::2] for variable in variables)
-    names = (b"ORCHESTRATOR_JOB", b"NODE_RANK", b"ORCHESTRATOR_RUN")
-    job, node, directory = (os.fsdecode(values.get(name, b"")) for name in names)
-    return job, node, directory
+def run_at(path: str) -> Run:
+    """Return the run with this directory."""
+    found = RUN_PATH.fullmatch(path)
+    return (found[1], int(found[2]), int(found[3] or 1)) if found else NO_RUN
 
 
-def supervised_run(pid: int) -> tuple[str, str]:
-    """Return the job and the node that a process supervises, or two empty strings.
+def supervised_run(pid: int) -> Run:
+    """Return the run that a process supervises.
 
-    The command line `python -IS -Xutf8 <library> supervise JOB NODE` is set from its start.
+    The command line `python -IS -Xutf8 <library> supervise JOB PART ATTEMPT` is set from its start.
     """
-    words = processes.command_line_of(pid)[-3:]
-    return (words[1], words[2]) if words[0] == "supervise" and len(words) == 3 else ("", "")
+    words = processes.command_line_of(pid)[-4:]
+    if "supervise" not in words[:-2]:
+        return NO_RUN
+    return run_at("/".join(["", "runs", *words[words.index("supervise") + 1 :]]))
 
 
 class Look:
-    """A snapshot of all processes of this machine, with the jobs that their environments name."""
+    """A snapshot of all processes of this machine, and the run directories that they name."""
 
     def __init__(self, before: Look | None = None) -> None:
-        self.tags: dict[int, tuple[str, str, str]] = dict(before.tags) if before else {}
+        self.tags: dict[int, str] = dict(before.tags) if before else {}
         known: Mapping[int, Process] = before.running if before else {}
         self.running: dict[int, Process] = processes.all_processes(self.examine, known)
 
     def examine(self, process: Process) -> bool:
-        """Record the process's job; return True if its environment could be read."""
+        """Record the process's run; return True if its environment could be read."""
         variables = processes.environment_of(process.pid)
-        if (found := tag_of(variables)) != NO_TAG:
-            self.tags[process.pid] = found
+        found = (each.partition(TAG)[2] for each in variables if each.startswith(TAG))
+        self.tags.update((process.pid, os.fsdecode(path)) for path in found)
         return bool(variables)
 
-    def of(self, names: tuple[str, str]) -> set[int]:
-        """Return the processes whose tag names this run."""
-        return {pid for pid, found in self.tags.items() if found[:2] == names}
+    def of(self, part: Part) -> set[int]:
+        """Return the processes that name a run of this part."""
+        return {pid for pid, path in self.tags.items() if run_at(path)[:2] == part}
 
     @functools.cached_property
-    def supervisors(self) -> dict[int, tuple[str, str]]:
-        """Return job and node by supervisor PID, including supervisors that have just started."""
+    def supervisors(self) -> dict[int, Run]:
+        """Return the run by supervisor PID, including supervisors that have just started."""
         found = {p.pid: supervised_run(p.pid) for p in self.running.values() if not p.is_dead}
-        return {pid: names for pid, names in found.items() if names[0]}
+        return {pid: run for pid, run in found.items() if run != NO_RUN}
 
 
-def living_runs(wanted: Iterable[tuple[str, int]]) -> list[tuple[str, int]]:
-    """Return the runs that have a living process or supervisor here.
+def living_runs(wanted: Iterable[Part]) -> list[Run]:
+    """Return the runs of these parts that have a living process or supervisor here.
 
     A supervisor's command line counts only if this user owns it: any user can write such a line.
     """
     look = Look()
-    alive = {found[:2] for pid, found in look.tags.items() if pid != os.getpid()}
+    alive = {run_at(path) for pid, path in look.tags.items() if pid != os.getpid()}
     alive |= {
-        names for pid, names in look.supervisors.items() if processes.owner_of(pid) == os.getuid()
+        run for pid, run in look.supervisors.items() if processes.owner_of(pid) == os.getuid()
     }
-    return [(job, node) for job, node in wanted if (job, str(node)) in alive]
+    parts = set(wanted)
+    return sorted(run for run in alive if run[:2] in parts)
 
 
 def runs_here(runs: Iterable[RunDir]) -> list[RunDir]:
@@ -107,9 +109,9 @@ def runs_here(runs: Iterable[RunDir]) -> list[RunDir]:
     runs, this_machine = list(runs), machine_name()
     elsewhere = [run for run in runs if (started_on(run) or this_machine) != this_machine]
     # A machine may get another name while a job runs on it.
-    alive = living_runs((run.job, run.node) for run in elsewhere) if elsewhere else ()
-    others = {(run.job, run.node) for run in elsewhere}.difference(alive)
-    return [run for run in runs if (run.job, run.node) not in others]
+    alive = living_runs((run.job, run.part) for run in elsewhere) if elsewhere else ()
+    others = {(run.job, run.part) for run in elsewhere}.difference(run[:2] for run in alive)
+    return [run for run in runs if (run.job, run.part) not in others]
 
 
 def started_on(run: RunDir) -> str:
@@ -123,9 +125,9 @@ def started_on(run: RunDir) -> str:
 class JobProcesses(ProcessSet):
     """The processes of a job on this node."""
 
-    def __init__(self, job: str, node: int, supervisor: int = 0, owner: int | None = None) -> None:
+    def __init__(self, run: PartDir, supervisor: int = 0, owner: int | None = None) -> None:
         super().__init__()
-        self.names = (job, str(node))
+        self.part = (run.job, run.part)
         # The PID of the supervisor if it is the caller; 0 searches for the supervisor.
         self.supervisor = supervisor
         self.owner = os.getuid() if owner is None else owner
@@ -183,8 +185,8 @@ class JobProcesses(ProcessSet):
             return []
         return [
             look.running[pid]
-            for pid, names in look.supervisors.items()
-            if names == self.names and processes.owner_of(pid) == self.owner
+            for pid, run in look.supervisors.items()
+            if run[:2] == self.part and processes.owner_of(pid) == self.owner
         ]
 
     def family(self, look: Look, supervisors: set[int]) -> list[Process]:
@@ -192,7 +194,7 @@ class JobProcesses(ProcessSet):
         supervising = supervisors | ({self.supervisor} if self.supervisor else set())
         running = without_samplers(look.running, supervising)
         roots = {process.pid for process in running.values() if process.key in self.seen}
-        roots |= look.of(self.names) & running.keys()
+        roots |= look.of(self.part) & running.keys()
         ours = (
             (roots | processes.find_descendants(running, roots | supervising))
             - supervising
@@ -206,7 +208,7 @@ def without_samplers(running: Mapping[int, Process], supervisors: set[int]) -> d
     return {
         pid: process
         for pid, process in running.items()
-        if process.parent not in supervisors or processes.command_line_of(pid)[-3:-2] != ["sample"]
+        if process.parent not in supervisors or processes.command_line_of(pid)[-4:-3] != ["sample"]
     }
 
 
@@ -218,7 +220,8 @@ class Tagged(NamedTuple):
     """A job, as found in the environment of its processes or in its supervisor's command line."""
 
     job: str
-    node: int
+    part: int
+    attempt: int
     owner: int
     # The directory in which its supervisor listens.
     directory: str
@@ -227,11 +230,12 @@ class Tagged(NamedTuple):
 def tagged_jobs() -> set[Tagged]:
     """Return the jobs of all processes that this login may inspect, wherever their files are."""
     jobs, look = set(), Look()
-    tags = {**{pid: (*names, "") for pid, names in look.supervisors.items()}, **look.tags}
-    for pid, (job, node, directory) in tags.items():
+    runs = {pid: (run, "") for pid, run in look.supervisors.items()}
+    runs |= {pid: (run_at(path), path) for pid, path in look.tags.items()}
+    for pid, (run, directory) in runs.items():
         owner = processes.owner_of(pid)
-        if JOB_NAME.fullmatch(job) and node.isascii() and node.isdigit() and owner >= 0:
-            jobs.add(Tagged(job, int(node), owner, directory))
+        if JOB_NAME.fullmatch(run[0]) and owner >= 0:
+            jobs.add(Tagged(*run, owner, directory))
     return jobs
 
 

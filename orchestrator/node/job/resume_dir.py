@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-import re
 import shutil
 import stat
 
 from orchestrator.common import files
 from orchestrator.node.job import job_processes
-from orchestrator.node.job.run_directory import JOB_NAME, RunDir, all_runs
+from orchestrator.node.job.run_directory import JOB_NAME, PartDir, RunDir
 from orchestrator.protocol.events import Ended
 
 MEMORY = "/dev/shm"
@@ -36,16 +35,7 @@ def resume_roots() -> tuple[str, str, str]:
     return memory, scratch, os.path.join(files.our_directory(), "resume")
 
 
-def first_attempt_of(run: RunDir) -> RunDir | None:
-    """Return this machine's part of the first attempt, or None if the job has no attempts."""
-    with contextlib.suppress(OSError, ValueError):
-        attempt = run.read_spec().attempt
-        if attempt is not None:
-            return RunDir(attempt.first_job, attempt.first_node)
-    return None
-
-
-def make_resume_dir(first: RunDir, *, in_memory: bool = False) -> str:
+def make_resume_dir(part: PartDir, *, in_memory: bool = False) -> str:
     """Create a directory of the job on the node's own disk, or find that of an earlier attempt.
 
     That in memory is on disk if there is no /dev/shm.
@@ -53,14 +43,14 @@ def make_resume_dir(first: RunDir, *, in_memory: bool = False) -> str:
     memory, scratch, home = resume_roots()
     disks = [home, scratch] if files.is_local(files.our_directory()) else [scratch, home]
     for root in [memory, *disks] if in_memory else disks:
-        path = os.path.join(root, f"{first.job}.{first.node}")
+        path = os.path.join(root, f"{part.job}.{part.part}")
         with contextlib.suppress(OSError):
             for directory in (root, path):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(directory, 0o700)
             if is_ours(root) and is_ours(path):
                 return path
-    raise OSError(f"no directory can be made for {first.job} in {' or '.join(disks)}")
+    raise OSError(f"no directory can be made for {part.job} in {' or '.join(disks)}")
 
 
 def is_ours(path: str) -> bool:
@@ -72,12 +62,11 @@ def is_ours(path: str) -> bool:
     return False
 
 
-def remove_resume_dir(run: RunDir) -> bool:
-    """Remove the files that the attempts of this run's job share; return True if none is left."""
-    first = first_attempt_of(run) or run
+def remove_resume_dir(part: PartDir) -> bool:
+    """Remove the files that a job's attempts share; return True if none is left."""
     roots = list(filter(is_ours, resume_roots()))
-    places = [os.path.join(root, f"{first.job}.{first.node}") for root in roots]
-    gone = [_gone(path) for path in (first.payload, *places)]
+    places = [os.path.join(root, f"{part.job}.{part.part}") for root in roots]
+    gone = [_gone(path) for path in (part.payload, *places)]
     for root in roots:
         with contextlib.suppress(OSError):
             # This succeeds once the last job's directory is gone.
@@ -95,16 +84,15 @@ def remove_forgotten(now: float) -> None:
     """Remove files of jobs that ended some time ago and were not restarted."""
     roots = map(glob.escape, filter(is_ours, resume_roots()))
     for path in [path for root in roots for path in glob.glob(os.path.join(root, "*"))]:
-        job, _, node = os.path.basename(path).rpartition(".")
+        job, _, number = os.path.basename(path).rpartition(".")
         with contextlib.suppress(OSError):
-            if not (JOB_NAME.fullmatch(job) and node.isdigit()):
+            if not (JOB_NAME.fullmatch(job) and number.isdigit()):
                 continue
-            # The names of later attempts have a number appended.
-            named = re.compile(rf"{re.escape(job)}(\.[0-9]+)?").fullmatch
-            ends = [end_of(run) for run in all_runs() if named(run.job)]
+            part = PartDir(job, int(number))
+            ends = [end_of(run) for run in part.attempts()]
             unknown = os.stat(path).st_mtime + UNKNOWN_SECONDS
             if now > max((end + FORGOTTEN_SECONDS for end in ends), default=unknown):
-                remove_resume_dir(RunDir(job, int(node)))
+                remove_resume_dir(part)
 
 
 def end_of(run: RunDir) -> float:
@@ -112,6 +100,6 @@ def end_of(run: RunDir) -> float:
     end = run.last(Ended)
     if end is not None:
         return end.time
-    if not job_processes.runs_here([run]) or job_processes.living_runs([(run.job, run.node)]):
+    if not job_processes.runs_here([run]) or job_processes.living_runs([(run.job, run.part)]):
         return float("inf")
     return os.stat(run.path).st_mtime

@@ -1,7 +1,7 @@
-"""Names the files of a job on a node: ~/.orchestrator/runs/<job>/<node rank>/, 0700.
+"""Names the files of a job on a node: ~/.orchestrator/runs/JOB/PART/, 0700, and ATTEMPT/ below it.
 
-The supervisor writes the files, the server reads them, and they outlive both. The node's rank is
-part of the path because nodes may share a home directory.
+The supervisor writes the files, the server reads them, and they outlive both. PART is the number of
+the node's part of the job: nodes may share a home directory. It stays the same in all attempts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from orchestrator.protocol import events
 from orchestrator.protocol.events import Event
 from orchestrator.protocol.message import Nonsense, decode_value, parse_object, to_json
 from orchestrator.protocol.spec import Spec
-from orchestrator.protocol.version import Version
+from orchestrator.protocol.version import OWN, Version
 
 E = TypeVar("E", bound=Event)
 # The socket of a supervisor, or of a standby.
@@ -29,16 +29,55 @@ SOCKET = "socket"
 JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+@=,-]{0,199}")
 
 
-class RunDir:
-    """The files of one job on one node."""
+class PartDir:
+    """The files of a node's part of a job that all attempts share."""
 
-    def __init__(self, job: str, node: int) -> None:
+    def __init__(self, job: str, part: int) -> None:
         # The values may come from a file of another user.
-        if not JOB_NAME.fullmatch(job) or node < 0:
-            raise ValueError(f"not a job and its node: {job!r}, {node!r}")
-        self.job = job
-        self.node = node
-        self.path = os.path.join(files.our_directory(), "runs", job, str(node))
+        if not JOB_NAME.fullmatch(job) or part < 0:
+            raise ValueError(f"not a job and its part: {job!r}, {part!r}")
+        self.job, self.part = job, part
+        self.home = os.path.join(files.our_directory(), "runs", job, str(part))
+        # As the head sent it: each attempt begins with it.
+        self.spec = os.path.join(self.home, "spec.json")
+        self.payload = os.path.join(self.home, "payload")
+        # The experiment's directory, if the node does not share the head's disk.
+        self.experiment = os.path.join(self.home, "experiment")
+        # Exists once no later attempt of the job may start.
+        self.over = f"{self.home}.over"
+
+    def write_spec(self, spec: Spec) -> None:
+        write_private(self.spec, to_json(spec))
+
+    def read_spec(self) -> Spec:
+        """Return the spec, written by any version of this package."""
+        with open(self.spec, "rb") as file:
+            return decode_value(Spec, parse_object(file.read()), newer=True)
+
+    def version(self) -> Version:
+        """Return the supervisor's version, from the one key of spec.json that all versions have.
+
+        Earlier versions had no directory for each attempt.
+        """
+        for path in (self.spec, os.path.join(self.home, "spec.json")):
+            with contextlib.suppress(OSError, Nonsense), open(path, "rb") as file:
+                data = parse_object(file.read()).get("version", {})
+                return decode_value(Version, data, newer=True)
+        return OWN
+
+    def attempts(self) -> list[RunDir]:
+        """Return the attempts that have a directory here."""
+        numbers = sorted(int(name) for name in names_in(self.home) if name.isdigit())
+        return [RunDir(self.job, self.part, number) for number in numbers]
+
+
+class RunDir(PartDir):
+    """The files of one attempt on one node."""
+
+    def __init__(self, job: str, part: int, attempt: int = 1) -> None:
+        super().__init__(job, part)
+        self.attempt = attempt
+        self.path = os.path.join(self.home, str(attempt))
         self.spec = os.path.join(self.path, "spec.json")
         self.log = os.path.join(self.path, "log")
         self.ranks = os.path.join(self.path, "ranks")
@@ -49,72 +88,39 @@ class RunDir:
         self.reports = os.path.join(self.path, "reports")
         # Only the time of this file is used.
         self.torch_ready = os.path.join(self.path, "torch_ready")
-        self.payload = os.path.join(self.path, "payload")
         # Exists once the end was requested.
         self.ending = os.path.join(self.path, "ending")
-        # Exists once this part must not start any more.
+        # Exists once this attempt must not start here any more.
         self.stopped = f"{self.path}.stopped"
-        # Exists once no later attempt of the job may start.
-        self.over = f"{self.path}.over"
+
+    @property
+    def words(self) -> list[str]:
+        """Return the arguments by which a process of this attempt names it."""
+        return [self.job, str(self.part), str(self.attempt)]
 
     def create(self) -> None:
-        os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+        os.makedirs(self.home, mode=0o700, exist_ok=True)
         os.mkdir(self.path, 0o700)
 
-    def forbid_start(self) -> None:
-        """Create a mark that forbids every server to start this part of the job.
+    def forbid_start(self, *, for_good: bool = False) -> None:
+        """Create a mark that forbids every server to start this attempt here, or any later one.
 
         A stop writes the mark and then looks for the job; a start becomes visible and then looks
         for the mark. So one of them sees the other, in any order.
         """
-        self._mark(self.stopped)
-
-    def forbid_attempts(self) -> None:
-        """Create a mark that forbids further attempts of the job whose first attempt this is."""
-        self._mark(self.over)
-
-    def _mark(self, path: str) -> None:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
-
-    @property
-    def attempts_are_forbidden(self) -> bool:
-        return os.path.lexists(self.over)
+        os.makedirs(self.home, mode=0o700, exist_ok=True)
+        for path in (self.stopped, self.over)[: 1 + for_good]:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600))
 
     @property
     def start_is_forbidden(self) -> bool:
-        return os.path.lexists(self.stopped)
+        return any(map(os.path.lexists, (self.stopped, self.over)))
 
     def fifo(self, local_rank: int) -> str:
         return os.path.join(self.path, f"out_{local_rank}")
 
     def error(self, local_rank: int) -> str:
         return os.path.join(self.path, f"error_{local_rank}.json")
-
-    def write_spec(self, spec: Spec) -> None:
-        self.write("spec.json", to_json(spec))
-
-    def write(self, name: str, text: str) -> None:
-        """Write a file into the directory that the agent starts in, readable by its owner alone."""
-        path = os.path.join(self.path, name)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with files.path_in_errors(path), open(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-
-    def read_spec(self) -> Spec:
-        """Return the spec, written by any version of this package."""
-        with open(self.spec, "rb") as file:
-            return decode_value(Spec, parse_object(file.read()), newer=True)
-
-    def version(self) -> Version:
-        """Return the supervisor's version, from the one key of spec.json that all versions have."""
-        try:
-            with open(self.spec, "rb") as file:
-                return decode_value(
-                    Version, parse_object(file.read()).get("version", {}), newer=True
-                )
-        except (OSError, Nonsense):
-            return Version()
 
     def append_event(self, event: Event) -> None:
         """Add an event in place of a supervisor that is gone, on a line of its own."""
@@ -143,6 +149,13 @@ class RunDir:
             if isinstance(event, kind):
                 newest = event
         return newest
+
+
+def write_private(path: str, text: str) -> None:
+    """Write a new file that its owner alone can read."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with files.path_in_errors(path), open(fd, "w", encoding="utf-8") as file:
+        file.write(text)
 
 
 # An older log of the same size stays in server-HOST.log.1.
@@ -241,11 +254,12 @@ def runs_here() -> str:
 
 
 def all_runs() -> Iterator[RunDir]:
-    """Yield every run that has a directory on this machine."""
+    """Yield the last attempt of every part of a job on this machine."""
     runs = os.path.join(files.our_directory(), "runs")
     for job in filter(JOB_NAME.fullmatch, names_in(runs)):
-        nodes = (int(name) for name in names_in(os.path.join(runs, job)) if name.isdigit())
-        yield from (RunDir(job, node) for node in sorted(nodes))
+        parts = (int(name) for name in names_in(os.path.join(runs, job)) if name.isdigit())
+        for part in sorted(parts):
+            yield from PartDir(job, part).attempts()[-1:]
 
 
 def names_in(directory: str) -> list[str]:

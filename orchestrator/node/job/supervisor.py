@@ -77,8 +77,7 @@ class Supervisor:
         self.spec = spec or run.read_spec()
         secrets = hiding.secrets_of_environment({**os.environ, **self.spec.env}, self.spec.secrets)
         self.system = SystemLog(run.system, secrets=secrets)
-        before = self.spec.attempt.log if self.spec.attempt else 0
-        self.log = JobLog(run.log, run.ranks, before, secrets)
+        self.log = JobLog(run.log, run.ranks, self.spec.log_before, secrets)
         self.selector = selectors.DefaultSelector()
         self.evidence = Evidence()
         self.events = EventFile(run.events, secrets, self.system)
@@ -90,7 +89,7 @@ class Supervisor:
         self.ranks = LocalRanks(run, self.end, self.outputs, self.evidence, self.event)
         self.agent: subprocess.Popen[bytes] | None = None
         self.agent_code: int | None = None
-        self.processes = JobProcesses(run.job, run.node, os.getpid())
+        self.processes = JobProcesses(run, os.getpid())
         self.limits = processes.own_limits()
         if not self.spec.node and self.spec.nnodes > 1:
             self.limits = limits_with_room(self.limits)
@@ -103,9 +102,9 @@ class Supervisor:
     # -- start -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        spec, number = self.spec, self.spec.attempt.number if self.spec.attempt else 1
+        spec = self.spec
         words = "starts node %d of %d of job %s, attempt %d: %d ranks from %d on, %s start"
-        who = (self.run.node, spec.nnodes, self.run.job, number)
+        who = (spec.node, spec.nnodes, spec.job, spec.attempt)
         self.system.line(words, *who, spec.nproc, spec.first_rank, spec.start)
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         # Node 0's supervisor has a connection to each other one; the ranks keep the login's limit.
@@ -273,7 +272,7 @@ class Supervisor:
         if failed is not None and not self.end.asked:
             # A failure elsewhere never sends SIGKILL to a rank, so this one is the cause.
             certain = failed.code == -signal.SIGKILL
-            why = f"rank {failed.rank} on node {self.run.node} failed"
+            why = f"rank {failed.rank} on node {self.spec.node} failed"
             late = hang.waited_in_vain(failed)
             more = {"failed": True, "certain": certain, "late": late}
             order = EndOrder(why=why, grace=self.grace, **more)
@@ -380,7 +379,7 @@ class Supervisor:
                 self.ranks.note_gone()
             self.lease.pass_on(
                 EndOrder(
-                    why=f"torchrun on node {self.run.node} ended with {code}",
+                    why=f"torchrun on node {self.spec.node} ended with {code}",
                     grace=self.grace,
                     failed=True,
                 )
@@ -411,7 +410,7 @@ class Supervisor:
     def release(self) -> None:
         """Release the job's GPUs unless it may be restarted or a process still lives."""
         ended_well = not self.end.why and not self.agent_code
-        for_good = self.spec.attempt is None or (ended_well and self.spec.nnodes == 1)
+        for_good = not self.spec.restarts or (ended_well and self.spec.nnodes == 1)
         if self.spec.claim and for_good and not self.living():
             files.unlock_inherited(os.path.join(os.path.dirname(self.spec.claim), "locks"))
 
@@ -426,14 +425,14 @@ class Supervisor:
         self.outputs.drain()
         self.log.flush(everything=True)
         # Another attempt may need it.
-        if self.spec.attempt is None:
+        if not self.spec.restarts:
             shutil.rmtree(self.run.payload, ignore_errors=True)
         # The reports just read may have requested the end.
         self.lease.wake(time.monotonic())
         ended_well = not self.end.why and not self.agent_code
         # Processes that the sampler had started die with it, which may take a moment.
         left = [] if self.processes.wait(SWEEP_SECONDS) else self.living()
-        if self.spec.attempt is not None and ended_well:
+        if self.spec.restarts and ended_well:
             resume_dir.remove_resume_dir(self.run)
         self.event(self.last_event(left))
         self.events.release_room()
@@ -461,11 +460,13 @@ class Supervisor:
         )
 
 
-def main(job: str, node: str, make: Callable[[RunDir], Supervisor] = Supervisor) -> None:
+def main(
+    job: str, part: str, attempt: str, make: Callable[[RunDir], Supervisor] = Supervisor
+) -> None:
     """Run a job in this process; its standard output is read by the server alone."""
     ready = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDWR), 1)
-    run_job(make(RunDir(job, int(node))), ready)
+    run_job(make(RunDir(job, int(part), int(attempt))), ready)
 
 
 def run_job(supervisor: Supervisor, ready: int) -> None:

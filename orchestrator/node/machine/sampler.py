@@ -35,9 +35,8 @@ class Sampler:
     def __init__(self, spec: Spec, root: str = "", seconds: float = SECONDS) -> None:
         experiment = spec.env["ORCHESTRATOR_EXPERIMENT"]
         self.node, self.seconds = spec.node, seconds
-        number = spec.attempt.number if spec.attempt else 1
         outputs = os.path.join(experiment, "outputs")
-        self.lines = Lines(os.path.join(outputs, file_name(spec.node, number)))
+        self.lines = Lines(os.path.join(outputs, file_name(spec.node, spec.attempt)))
         self.about = {**constant_facts(root), "seconds": seconds}
         self.causes = Causes()
         self.machine = Counters(root)
@@ -106,9 +105,9 @@ def print_line(text: str) -> None:
     os.write(1, f"orchestrator: {text}\n".encode("utf-8", "replace"))
 
 
-def main(job: str, node: str) -> None:
+def main(job: str, part: str, attempt: str) -> None:
     """Sample for a job, whose supervisor is this process's parent."""
-    spec = RunDir(job, int(node)).read_spec()
+    spec = RunDir(job, int(part), int(attempt)).read_spec()
     experiment = spec.env.get("ORCHESTRATOR_EXPERIMENT", "")
     if not os.path.isdir(os.path.join(experiment, "outputs")):
         # The job has no outputs, for example if it was started by hand.

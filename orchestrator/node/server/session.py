@@ -13,10 +13,18 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from orchestrator.node.job import processes
-from orchestrator.node.job.run_directory import RunDir, stop_of_all
+from orchestrator.node.job.run_directory import PartDir, RunDir, stop_of_all
 from orchestrator.protocol.message import Message
-from orchestrator.protocol.requests.request import STOPPED, Clock, Ping, Request
+from orchestrator.protocol.requests.request import (
+    NO_PART,
+    OTHER_VERSION,
+    STOPPED,
+    Clock,
+    Ping,
+    Request,
+)
 from orchestrator.protocol.spec import Spec
+from orchestrator.protocol.version import version_conflict
 
 if TYPE_CHECKING:
     import subprocess
@@ -61,13 +69,22 @@ def handler_of(kind: type[Request[Any]]) -> Handler:
     return HANDLERS[kind]
 
 
+def stored_spec(part: PartDir) -> Spec:
+    """Return the spec with which each attempt begins; refuse without it, or if it is strange."""
+    if not os.path.exists(part.spec):
+        raise Refusal("it has lost its part of the job", NO_PART)
+    if other := version_conflict(part.job, part.version()):
+        raise Refusal(other, OTHER_VERSION)
+    return part.read_spec()
+
+
 class SessionState:
     """A room's state in one session, with callbacks for the session's events."""
 
     def __init__(self, session: ServerSession) -> None:
         self.session = session
 
-    def job_started(self, run: RunDir, spec: Spec) -> None:
+    def job_started(self, part: PartDir, spec: Spec) -> None:
         """Hand prepared resources over to a started job; `spec` is as the head sent it."""
 
     def beat(self) -> None:
@@ -122,15 +139,14 @@ class ServerSession:
         piece, self.piece = self.piece, bytearray()
         return piece
 
-    def refuse_if_stopped(self, run: RunDir, first: RunDir | None = None) -> None:
+    def refuse_if_stopped(self, run: RunDir) -> None:
         """Raise a Refusal if the job was stopped while its head was still starting it."""
-        over = first is not None and first.attempts_are_forbidden
-        if over or run.start_is_forbidden or stop_of_all() != self.stop_of_all:
+        if run.start_is_forbidden or stop_of_all() != self.stop_of_all:
             raise Refusal(f"job {run.job} was stopped before it had started", STOPPED)
 
-    def job_started(self, run: RunDir, spec: Spec) -> None:
+    def job_started(self, part: PartDir, spec: Spec) -> None:
         for state in self.states.values():
-            state.job_started(run, spec)
+            state.job_started(part, spec)
 
     def job_over(self) -> None:
         for state in self.states.values():

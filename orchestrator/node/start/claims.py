@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.run_directory import PartDir
 from orchestrator.node.machine import amd, nvidia
 from orchestrator.node.server.session import Refusal, ServerSession, SessionState
 from orchestrator.node.start.lock_table import LockTable, printable_text
@@ -213,15 +213,15 @@ class Claims(SessionState):
             raise Refusal(claimed.lacking or holders_in_words(claimed.taken))
         return hiding_others(self.held, self.of)
 
-    def job_started(self, run: RunDir, spec: Spec) -> None:
+    def job_started(self, part: PartDir, spec: Spec) -> None:
         """Mark the entry as running; keep the locks here if there may be another attempt."""
         if self.entry is None or not self.held:
             return
         now = time.time()
         # The disk may be full.
         with contextlib.suppress(OSError):
-            self.enter(self.entry.replace(state=RUNNING, job=run.job, since=now))
-        if spec.attempt is None:
+            self.enter(self.entry.replace(state=RUNNING, job=part.job, since=now))
+        if not spec.restarts:
             self.drop()
 
     def beat(self) -> None:

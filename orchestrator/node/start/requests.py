@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import shutil
 import signal
 
 from orchestrator.node.job import resume_dir
-from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.run_directory import PartDir
 from orchestrator.node.server.ports import Ports
 from orchestrator.node.server.session import ServerSession, answers
 from orchestrator.node.start import claims, lock_table, start
@@ -41,8 +40,9 @@ def hook(session: ServerSession, request: Hook) -> Hooked:
 
 @answers(Start)
 def start_part(session: ServerSession, request: Start) -> StartedHere:
-    spec = start.part_of(request)
-    return start.store_part(session, spec) if request.later else start.start_part(session, spec)
+    if request.spec is not None and request.later:
+        return start.store_part(session, request.spec)
+    return start.start_part(session, request)
 
 
 @answers(TakePorts)
@@ -56,22 +56,18 @@ def take_ports(session: ServerSession, request: TakePorts) -> TakenPorts:
 def release(session: ServerSession, request: Release) -> Nothing:
     from orchestrator.node.warm import standbys
 
-    run = RunDir(request.job, request.node)
-    with contextlib.suppress(OSError, ValueError):
-        job = standbys.job_of(run.read_spec())
-        if job:
-            standbys.end_of_job(job)
+    standbys.end_of_job(request.job)
     # There is no next attempt.
     session.of(StandbySession).next_look = math.inf
     session.of(Claims).drop()
-    resume_dir.remove_resume_dir(run)
+    resume_dir.remove_resume_dir(PartDir(request.job, request.part))
     return Nothing()
 
 
 @answers(Claim)
 def claim(session: ServerSession, request: Claim) -> Claimed:
     # A later attempt uses the request stored in its first spec.
-    devices = RunDir(*request.part).read_spec().devices if request.part else request.devices
+    devices = PartDir(*request.part).read_spec().devices if request.part else request.devices
     if devices is None:
         return Claimed(held=True)
     claimed = session.of(Claims).take(devices, request.patience, new=request.part is None)

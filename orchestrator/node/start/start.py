@@ -8,20 +8,18 @@ import os
 import select
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Optional
 
 from orchestrator.node.job import resume_dir
 from orchestrator.node.job.processes import OPTIONS
-from orchestrator.node.job.run_directory import RunDir, machine_name
+from orchestrator.node.job.run_directory import PartDir, RunDir, machine_name, write_private
 from orchestrator.node.machine import compile_caches
 from orchestrator.node.server.ports import Ports
-from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession
+from orchestrator.node.server.session import LIBRARY, Refusal, ServerSession, stored_spec
 from orchestrator.node.start.claims import Claims
 from orchestrator.node.transfer import checkout, receive
-from orchestrator.protocol.events import Ended
-from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.start import Start, StartedHere
-from orchestrator.protocol.spec import Spec
+from orchestrator.protocol.spec import Placement, Spec
 from orchestrator.protocol.timing import TOLD_SECONDS
 from orchestrator.protocol.version import OWN
 
@@ -31,21 +29,24 @@ if TYPE_CHECKING:
     from orchestrator.node.warm.standbys import WarmSupervisor
 
 
-def start_part(session: ServerSession, spec: Spec) -> StartedHere:
-    """Start this node's part of a job; return the supervisor's PID and its directories."""
-    run, first = RunDir(spec.job, spec.node), first_run(spec)
-    make_run_directory(session, run, first)
+def start_part(session: ServerSession, request: Start) -> StartedHere:
+    """Start an attempt of this node's part of a job; return the supervisor's PID."""
+    spec = request.spec or spec_at(request.place)
+    run = RunDir(spec.job, spec.part, spec.attempt)
+    make_run_directory(session, run)
     resume_dir.remove_forgotten(time.time())
-    receive.move_files(run, first)
+    receive.move_files(run)
     shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
-    there = spec if shared else with_local_experiment(spec, run, first)
+    there = spec if shared else with_local_experiment(spec, run)
+    if request.spec is not None:
+        PartDir(run.job, run.part).write_spec(at_home(session, there))
     attempt: dict[str, str] = {}
-    if spec.attempt is not None:
+    if spec.restarts:
         attempt = {
-            "ORCHESTRATOR_ATTEMPT": str(spec.attempt.number),
-            "ORCHESTRATOR_RESUME_DIR": resume_dir.make_resume_dir(first),
-            "ORCHESTRATOR_MEMORY_DIR": resume_dir.make_resume_dir(first, in_memory=True),
-            "ORCHESTRATOR_FIRST_WORLD_SIZE": str(spec.attempt.ranks),
+            "ORCHESTRATOR_ATTEMPT": str(spec.attempt),
+            "ORCHESTRATOR_RESUME_DIR": resume_dir.make_resume_dir(run),
+            "ORCHESTRATOR_MEMORY_DIR": resume_dir.make_resume_dir(run, in_memory=True),
+            "ORCHESTRATOR_FIRST_WORLD_SIZE": str(spec.first_ranks),
         }
     claims = session.of(Claims)
     caches = compile_caches.cache_variables(there, os.environ)
@@ -55,7 +56,7 @@ def start_part(session: ServerSession, spec: Spec) -> StartedHere:
     if ports.peers:
         there = there.replace(listener=ports.peers.fileno())
     for name, text in spec.files:
-        run.write(name, text)
+        write_private(os.path.join(run.path, name), text)
     # The spec names the library, which stays as long as this run may need it.
     there = at_home(session, there)
     run.write_spec(there)
@@ -65,13 +66,13 @@ def start_part(session: ServerSession, spec: Spec) -> StartedHere:
     return StartedHere(supervisor=pid, shared=shared, warm=warm, why_cold=why_cold)
 
 
-def make_run_directory(session: ServerSession, run: RunDir, first: RunDir) -> None:
+def make_run_directory(session: ServerSession, run: RunDir) -> None:
     try:
         run.create()
     except FileExistsError:
-        raise Refusal(f"job {run.job} already has node {run.node} here") from None
+        raise Refusal(f"attempt {run.attempt} of job {run.job} is here already") from None
     try:
-        session.refuse_if_stopped(run, first)
+        session.refuse_if_stopped(run)
     except Refusal:
         # A stop may have written its last event there.
         with contextlib.suppress(OSError):
@@ -79,30 +80,24 @@ def make_run_directory(session: ServerSession, run: RunDir, first: RunDir) -> No
         raise
 
 
-def with_local_experiment(spec: Spec, run: RunDir, first: RunDir) -> Spec:
+def with_local_experiment(spec: Spec, part: PartDir) -> Spec:
     """Return the spec with an experiment directory on this node's own disk."""
-    directory = os.path.join(first.path, "experiment")
-    os.makedirs(os.path.join(directory, "outputs"), mode=0o700, exist_ok=first.job != run.job)
-    if first.path != run.path:
-        os.symlink(directory, os.path.join(run.path, "experiment"))
-    return spec.replace(env={**spec.env, "ORCHESTRATOR_EXPERIMENT": directory})
+    os.makedirs(os.path.join(part.experiment, "outputs"), mode=0o700, exist_ok=True)
+    return spec.replace(env={**spec.env, "ORCHESTRATOR_EXPERIMENT": part.experiment})
 
 
 def store_part(session: ServerSession, spec: Spec) -> StartedHere:
-    """Store the spec as that of a part that is over, with which a later attempt may begin."""
-    run = RunDir(spec.job, spec.node)
-    run.create()
-    shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
-    spec = at_home(session, spec if shared else with_local_experiment(spec, run, run))
-    run.write_spec(spec)
-    end = Ended(time=time.time(), agent=None, why="it stands by", killed={}, left=(), ranks={})
-    run.append_event(end)
-    session.job_started(run, spec)
-    if spec.warm or spec.attempt is not None:
-        from orchestrator.node.warm import standbys
-        from orchestrator.node.warm.session import SPARE_SECONDS
+    """Store the spec of a spare, with which a later attempt may begin."""
+    from orchestrator.node.warm import standbys
+    from orchestrator.node.warm.session import SPARE_SECONDS
 
-        standbys.start_standby(run, os.environ, session.umask, SPARE_SECONDS)
+    part = PartDir(spec.job, spec.part)
+    os.makedirs(part.home, mode=0o700)
+    shared = is_experiment(spec.env["ORCHESTRATOR_EXPERIMENT"], spec.job)
+    spec = at_home(session, spec if shared else with_local_experiment(spec, part))
+    part.write_spec(spec)
+    session.job_started(part, spec)
+    standbys.start_standby(spec, os.environ, session.umask, SPARE_SECONDS)
     return StartedHere(supervisor=0, shared=shared)
 
 
@@ -129,7 +124,7 @@ def start_supervisor(session: ServerSession, run: RunDir, spec: Spec) -> tuple[i
             import subprocess
 
             supervisor = session.supervisor = subprocess.Popen(
-                [sys.executable, *OPTIONS, LIBRARY, "supervise", run.job, str(run.node)],
+                [sys.executable, *OPTIONS, LIBRARY, "supervise", *run.words],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,
@@ -154,8 +149,7 @@ def take_warm(
     session: ServerSession, run: RunDir, spec: Spec, files: list[int]
 ) -> tuple[WarmSupervisor | None, str]:
     """Start the job from a standby; return None and the reason if none fits."""
-    later = spec.attempt is not None and spec.attempt.number > 1
-    if not (spec.warm or later):
+    if not spec.warm and spec.attempt == 1:
         # A standby is used only by launches that ask for one.
         return None, ""
     # Most starts do not need this import.
@@ -164,28 +158,15 @@ def take_warm(
     return standbys.start_from_standby(run, spec, os.environ, session.umask, files)
 
 
-def part_of(request: Start) -> Spec:
-    """Return the spec of the part to start: the one sent, or the one stored, at its new place."""
-    place = request.place
-    if request.spec is not None:
-        return request.spec
-    if place is None or place.attempt is None:
+def spec_at(place: Optional[Placement]) -> Spec:
+    """Return the stored spec of a node's part, at its place in a later attempt."""
+    if place is None:
         raise Refusal("a start without a spec is that of a later attempt")
-    try:
-        spec = RunDir(place.attempt.first_job, place.attempt.first_node).read_spec()
-    except FileNotFoundError:
-        raise Refusal("it has lost its part of the job", NO_PART) from None
+    spec = stored_spec(PartDir(place.job, place.part))
     moved = (place.node, place.nnodes) != (spec.node, spec.nnodes)
     if moved and not {"node", "nnodes", "master"} <= {name for name, _ in spec.placed}:
         raise Refusal("another launcher starts its ranks, and wants the nodes that it had")
     return spec.at(place)
-
-
-def first_run(spec: Spec) -> RunDir:
-    """Return this machine's part of the first of the attempts that share their files."""
-    if spec.attempt is None:
-        return RunDir(spec.job, spec.node)
-    return RunDir(spec.attempt.first_job, spec.attempt.first_node)
 
 
 def is_experiment(path: str, job: str) -> bool:

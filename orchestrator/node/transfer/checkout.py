@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 
 from orchestrator.common import files
-from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.run_directory import PartDir
 from orchestrator.node.server.session import ServerSession, SessionState
 from orchestrator.node.transfer import snapshot
 from orchestrator.node.transfer.store import Store
@@ -49,13 +49,13 @@ class CodeSession(SessionState):
             disk=disk_of(workdir),
         )
 
-    def job_started(self, run: RunDir, spec: Spec) -> None:
+    def job_started(self, part: PartDir, spec: Spec) -> None:
         """Assign the snapshot to the job that runs in it."""
         path = snapshot.snapshot_of(self.store, spec.workdir)
         if path in self.unused:
             self.unused.remove(path)
             owner = os.path.join(os.fsdecode(path), os.fsdecode(snapshot.OWNER))
-            files.replace_file(owner, f"{run.job}\n{run.node}\n")
+            files.replace_file(owner, f"{part.job}\n{part.part}\n")
             # The job does not wait for the cleanup.
             threading.Thread(target=clean_snapshots, daemon=True).start()
 

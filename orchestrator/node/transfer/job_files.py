@@ -18,7 +18,8 @@ from pathlib import Path, PurePath
 from orchestrator.common import files
 from orchestrator.common.folder import Folder
 from orchestrator.node.job import resume_dir
-from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.run_directory import PartDir
+from orchestrator.node.server.session import stored_spec
 from orchestrator.node.transfer import snapshot
 from orchestrator.node.transfer.listing import Listing
 from orchestrator.node.transfer.receive import (
@@ -59,10 +60,10 @@ SEARCH_SECONDS = 5.0
 CLOCK_SECONDS = 2.0
 
 
-def written_files(run: RunDir, request: AskJobFiles) -> JobFiles:
+def written_files(part: PartDir, request: AskJobFiles) -> JobFiles:
     """Return the files written in the job's directories since the job began."""
-    spec = run.read_spec()
-    roots, since = roots_of(run, spec, request.outputs), began(run, spec)
+    spec = stored_spec(part)
+    roots, since = roots_of(part, spec, request.outputs), began(part, spec)
     experiments = os.path.dirname(spec.env["ORCHESTRATOR_EXPERIMENT"])
     apart = set(map(os.path.realpath, (files.our_directory(), experiments, spec.workdir)))
     until, found, whole = time.monotonic() + SEARCH_SECONDS, list[OutputFile](), True
@@ -95,13 +96,13 @@ def written_files(run: RunDir, request: AskJobFiles) -> JobFiles:
 
 
 def target_directory(
-    run: RunDir, place: RemoteDir, entries: Sequence[ManifestEntry], umask: int
+    part: PartDir, place: RemoteDir, entries: Sequence[ManifestEntry], umask: int
 ) -> TargetDirectory:
     """Return the receiver for files that the job's master wrote in the same directory."""
-    root = roots_of(run, run.read_spec(), place.outputs).get(place.directory)
+    root = roots_of(part, part.read_spec(), place.outputs).get(place.directory)
     if root is None:
         return empty_target()
-    return FromMaster(run, place.directory, Path(root), entries, umask)
+    return FromMaster(part, place.directory, Path(root), entries, umask)
 
 
 class FromMaster(TargetDirectory):
@@ -111,10 +112,10 @@ class FromMaster(TargetDirectory):
     """
 
     def __init__(
-        self, run: RunDir, name: str, root: Path, entries: Sequence[ManifestEntry], umask: int
+        self, part: PartDir, name: str, root: Path, entries: Sequence[ManifestEntry], umask: int
     ) -> None:
         super().__init__(Folder(root, private=False, umask=umask), entries)
-        self.run, self.name, self.known = run, name, brought(run)
+        self.part, self.name, self.known = part, name, brought(part)
 
     def compare(self, *, dry_run: bool = False) -> Lacking:
         found = super().compare(dry_run=dry_run)
@@ -124,7 +125,7 @@ class FromMaster(TargetDirectory):
             os.unlink(path)
         if coming:
             self.known |= {self.path_of(entry): looks_of_entry(entry) for entry in coming}
-            files.replace_file(note_of(self.run), json.dumps(self.known))
+            files.replace_file(note_of(self.part), json.dumps(self.known))
         return found
 
     def is_there(self, entry: ManifestEntry) -> bool:
@@ -149,11 +150,11 @@ class FromMaster(TargetDirectory):
 # -- where a job writes --------------------------------------------------------------------------
 
 
-def roots_of(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, str]:
+def roots_of(part: PartDir, spec: Spec, outputs: Iterable[str]) -> dict[str, str]:
     """Return the directories of a job by the names that are the same on all nodes."""
     # The search may end within the working directory, which has the most files.
     found = {
-        RESUME: resume_dir.make_resume_dir(resume_dir.first_attempt_of(run) or run),
+        RESUME: resume_dir.make_resume_dir(part),
         OUTPUTS: os.path.join(spec.env["ORCHESTRATOR_EXPERIMENT"], "outputs"),
         WORK: spec.workdir,
     }
@@ -166,11 +167,11 @@ def roots_of(run: RunDir, spec: Spec, outputs: Iterable[str]) -> dict[str, str]:
     return {name: os.path.realpath(path) for name, path in found.items()}
 
 
-def began(run: RunDir, spec: Spec) -> float:
+def began(part: PartDir, spec: Spec) -> float:
     """Return the start of the job, by the clock of the disk that it writes to."""
     # This file is the head's, on a shared disk.
     noted = os.path.join(spec.env["ORCHESTRATOR_EXPERIMENT"], "config.yaml")
-    return os.stat(noted if os.path.exists(noted) else run.spec).st_mtime - CLOCK_SECONDS
+    return os.stat(noted if os.path.exists(noted) else part.spec).st_mtime - CLOCK_SECONDS
 
 
 def whole_at(roots: Mapping[str, str]) -> float:
@@ -206,22 +207,22 @@ def saved_as(name: str, root: str, file: OutputFile) -> Iterator[OutputFile]:
 # -- what has come from the master ---------------------------------------------------------------
 
 
-def note_of(run: RunDir) -> str:
-    return os.path.join((resume_dir.first_attempt_of(run) or run).path, "from_master.json")
+def note_of(part: PartDir) -> str:
+    return os.path.join(part.home, "from_master.json")
 
 
-def brought(run: RunDir) -> dict[str, Looks]:
+def brought(part: PartDir) -> dict[str, Looks]:
     """Return the state of each file received from the job's master, by path."""
     try:
-        with open(note_of(run), encoding="utf-8") as file:
+        with open(note_of(part), encoding="utf-8") as file:
             return {path: tuple(looks) for path, looks in json.load(file).items()}
     except (OSError, ValueError):
         return {}
 
 
-def own_results(run: RunDir, listed: Sequence[OutputFile], place: str) -> list[OutputFile]:
+def own_results(part: PartDir, listed: Sequence[OutputFile], place: str) -> list[OutputFile]:
     """Return a node's results without files received from the master and unchanged since."""
-    known = brought(run)
+    known = brought(part)
     paths = (os.path.join(os.path.realpath(file.place or place), file.path) for file in listed)
     pairs = zip(listed, paths)
     return [file for file, path in pairs if path not in known or looks_of_path(path) != known[path]]

@@ -8,12 +8,13 @@ import stat
 import time
 
 from orchestrator.common import files
-from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.run_directory import PartDir
 from orchestrator.node.transfer.listing import Listing
 from orchestrator.protocol.requests.transfer import (
     PIECE_BYTES,
     FilePiece,
     OutputFiles,
+    Outputs,
     ReadFile,
 )
 
@@ -27,38 +28,32 @@ STAY_HIDDEN = re.compile(
 )
 
 
-def outputs_directory(run: RunDir) -> str:
-    """Return the node's own outputs; a job on a shared disk has none (see node/start)."""
-    return os.path.join(run.path, "experiment", "outputs")
-
-
-def outputs_of_job(run: RunDir, *, checkpoints: bool, beside: float = 0.0) -> OutputFiles:
+def outputs_of_job(part: PartDir, request: Outputs) -> OutputFiles:
     """Return the files that the ranks wrote; checkpoints stay on the node unless requested.
 
-    For at most `beside` seconds, files that they wrote beside their code are looked for as well.
+    A job on a shared disk has none here (see node/start).
     """
-    root = outputs_directory(run)
+    root = os.path.join(part.experiment, "outputs")
     listing = Listing(
         root,
         lambda path, entry: (
-            (path == "checkpoints" and not checkpoints)
+            (path == "checkpoints" and not request.checkpoints)
             or bool(STAY_HIDDEN.fullmatch(entry.name) and not path.startswith(PUBLISHED))
         ),
     )
     listing.walk()
-    if beside:
-        add_outputs_beside_code(listing, run, time.monotonic() + beside)
-    # On node 0 all files are results, even those from the master of an earlier attempt.
-    if run.node:
+    if request.beside:
+        add_outputs_beside_code(listing, part, time.monotonic() + request.beside)
+    if request.own:
         # Only the end of a job needs this import.
         from orchestrator.node.transfer import job_files
 
-        listing.files = job_files.own_results(run, listing.files, root)
+        listing.files = job_files.own_results(part, listing.files, root)
     kept = os.path.join(root, "checkpoints")
     return listing.answer(checkpoints=os.path.isdir(kept) and bool(os.listdir(kept)))
 
 
-def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
+def add_outputs_beside_code(whole: Listing, part: PartDir, until: float) -> None:
     """Add files that the ranks wrote into their snapshot, if they ran in one.
 
     A file above the snapshot's tree has a path below the snapshot, which no file of the tree has.
@@ -67,7 +62,7 @@ def add_outputs_beside_code(whole: Listing, run: RunDir, until: float) -> None:
     from orchestrator.node.transfer.store import Store
 
     try:
-        whole.workdir = run.read_spec().workdir
+        whole.workdir = part.read_spec().workdir
         above = snapshot.snapshot_of(Store(), whole.workdir)
         found = snapshot.written_since_start(above, until, inputs=True) if above else []
     except TimeoutError:

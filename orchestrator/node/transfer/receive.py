@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from orchestrator.common.folder import Folder, PartialFile, hidden_name
-from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.run_directory import PartDir
 from orchestrator.protocol.manifest import DIRECTORY, LINK, ManifestEntry
 from orchestrator.protocol.requests.transfer import FilePart, Lacking
 
@@ -204,18 +204,16 @@ def looks_of_path(path: str) -> Looks | None:
 # -- private files for the ranks of a job, sent before it starts ------------------------------
 
 
-def waiting_place(run: RunDir) -> str:
-    return run.path + ".payload"
+def waiting_place(part: PartDir) -> str:
+    return part.home + ".payload"
 
 
-def move_files(run: RunDir, first: RunDir) -> None:
-    """Move the files into the run directory; a later attempt links those of the first."""
-    if os.path.isdir(waiting_place(run)):
-        os.rename(waiting_place(run), run.payload)
-    elif first.path != run.path and os.path.isdir(first.payload):
-        os.symlink(first.payload, run.payload)
+def move_files(part: PartDir) -> None:
+    """Move the files into the directory that all attempts share."""
+    if os.path.isdir(waiting_place(part)):
+        os.rename(waiting_place(part), part.payload)
 
 
-def discard_files(run: RunDir) -> None:
+def discard_files(part: PartDir) -> None:
     """Delete the files of a job that was never started."""
-    shutil.rmtree(waiting_place(run), ignore_errors=True)
+    shutil.rmtree(waiting_place(part), ignore_errors=True)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from orchestrator.common import files
 from orchestrator.common.folder import Folder
-from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.run_directory import PartDir, RunDir
 from orchestrator.node.server.session import Refusal, ServerSession, SessionState, answers
 from orchestrator.node.transfer import outputs, receive
 from orchestrator.node.transfer.receive import TargetDirectory, unzip_data
 from orchestrator.protocol import manifest
 from orchestrator.protocol.manifest import LARGEST_LIST_BYTES
-from orchestrator.protocol.requests.request import NO_PART
 from orchestrator.protocol.requests.transfer import (
     HANDED,
     LARGEST_BATCH_BYTES,
@@ -43,16 +41,16 @@ class Moving(SessionState):
         super().__init__(session)
         # The files that the head offered last.
         self.offered = receive.empty_target()
-        # The runs whose private files wait for the start of the job.
-        self.handed: dict[str, RunDir] = {}
+        # The parts whose private files wait for the start of the job.
+        self.handed: dict[str, PartDir] = {}
         # The files that were listed, which the head may read.
         self.listed: set[tuple[str, str]] = set()
 
     def leave(self) -> None:
         """End all transfers, and discard files that no job has taken."""
         self.offered.abandon()
-        for run in self.handed.values():
-            receive.discard_files(run)
+        for part in self.handed.values():
+            receive.discard_files(part)
 
     def offer(self, place: RemoteDir) -> TargetDirectory:
         """Return the receiver for the manifest in the payload; end the transfer before it."""
@@ -65,16 +63,16 @@ class Moving(SessionState):
 
             self.offered = ToStore(self.session.of(CodeSession).store, entries, listing)
         elif place.kind == HANDED:
-            run = RunDir(place.job, place.node)
+            run = RunDir(place.job, place.part)
             self.session.refuse_if_stopped(run)
             folder = Folder(Path(receive.waiting_place(run)), private=True, umask=0o077)
             self.offered = TargetDirectory(folder, entries)
-            self.handed[run.path] = run
+            self.handed[run.home] = run
         elif place.kind == OF_JOB:
             from orchestrator.node.transfer import job_files
 
-            run = RunDir(place.job, place.node)
-            self.offered = job_files.target_directory(run, place, entries, self.session.umask)
+            part = PartDir(place.job, place.part)
+            self.offered = job_files.target_directory(part, place, entries, self.session.umask)
         else:
             path = files.expand_home(place.directory)
             if not path.startswith("/"):
@@ -128,9 +126,7 @@ def check_out(session: ServerSession, request: CheckOut) -> CheckedOut:
 
 @answers(Outputs)
 def outputs_of_job(session: ServerSession, request: Outputs) -> OutputFiles:
-    listing = outputs.outputs_of_job(
-        RunDir(request.job, request.node), checkpoints=request.checkpoints, beside=request.beside
-    )
+    listing = outputs.outputs_of_job(PartDir(request.job, request.part), request)
     return session.of(Moving).list(listing)
 
 
@@ -150,9 +146,7 @@ def read_file(session: ServerSession, request: ReadFile) -> FilePiece:
 def files_of_job(session: ServerSession, request: AskJobFiles) -> JobFiles:
     from orchestrator.node.transfer import job_files
 
-    run = RunDir(request.job, request.node)
-    if not os.path.exists(run.spec):
-        raise Refusal("it has lost its part of the job", NO_PART)
-    found, moving = job_files.written_files(run, request), session.of(Moving)
+    found = job_files.written_files(PartDir(request.job, request.part), request)
+    moving = session.of(Moving)
     moving.listed |= {(found.roots[file.place], file.path) for file in found.files}
     return found

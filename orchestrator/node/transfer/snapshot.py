@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator
 
 from orchestrator.common import files
-from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.run_directory import PartDir
 from orchestrator.node.transfer.listing import Listing
 from orchestrator.node.transfer.store import OLD_SECONDS, Store, is_kept, settle_content
 from orchestrator.protocol.events import Ended
@@ -208,12 +208,12 @@ def tidy_snapshots(store: Store, now: float) -> int:
     for entry in os.scandir(store.snapshots):
         # Another head may remove the same snapshots.
         with contextlib.suppress(OSError, ValueError):
-            run, age = owner(entry.path), now - entry.stat().st_mtime
-            if run is None:
+            part, age = owner(entry.path), now - entry.stat().st_mtime
+            if part is None:
                 is_over = age > UNUSED_SECONDS
             else:
-                ended = age > OLD_SECONDS and run.last(Ended) is not None
-                is_over = not os.path.isdir(run.path) or (
+                ended = age > OLD_SECONDS and all(run.last(Ended) for run in part.attempts())
+                is_over = not os.path.isdir(part.home) or (
                     ended and not written_since_start(entry.path)
                 )
             if is_over:
@@ -221,14 +221,14 @@ def tidy_snapshots(store: Store, now: float) -> int:
     return freed
 
 
-def owner(path: bytes) -> RunDir | None:
+def owner(path: bytes) -> PartDir | None:
     """Return the job that was started in a snapshot."""
     try:
         with files.open_plain(os.fsdecode(os.path.join(path, OWNER))) as file:
-            job, node = file.read(1000).decode().split()
+            job, part = file.read(1000).decode().split()
     except FileNotFoundError:
         return None
-    return RunDir(job, int(node))
+    return PartDir(job, int(part))
 
 
 def written_since_start(

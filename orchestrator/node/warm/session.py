@@ -43,8 +43,7 @@ class StandbySession(SessionState):
         self.followed, self.spec, self.next_look = run, None, math.inf
         with contextlib.suppress(OSError, ValueError):
             spec = self.spec = run.read_spec()
-            attempt = spec.attempt
-            if spec.warm or (attempt is not None and attempt.number <= attempt.restarts):
+            if spec.warm or spec.attempt <= spec.restarts:
                 self.next_look = 0.0
 
     def beat(self) -> None:
@@ -56,23 +55,22 @@ class StandbySession(SessionState):
             return
         if now < due_time(self.followed):
             return
-        again = self.spec.attempt is not None and self.spec.attempt.restarts
-        self.next_look = now + AGAIN_SECONDS if again else math.inf
-        self.start(self.followed, IDLE_SECONDS)
+        self.next_look = now + AGAIN_SECONDS if self.spec.restarts else math.inf
+        self.start(self.spec, IDLE_SECONDS)
 
     def job_over(self) -> None:
         """Start a standby for the next launch, as the followed job is over."""
         if self.followed is None or stop_of_all() != self.session.stop_of_all:
             return
-        run, self.followed = self.followed, None
+        self.followed = None
         if self.spec is not None and self.spec.warm:
-            self.start(run)
+            self.start(self.spec)
 
-    def start(self, run: RunDir, least: float = 0.0) -> None:
+    def start(self, spec: Spec, least: float = 0.0) -> None:
         # Most jobs do not need this import.
         from orchestrator.node.warm import standbys
 
-        standbys.start_standby(run, os.environ, self.session.umask, least)
+        standbys.start_standby(spec, os.environ, self.session.umask, least)
 
 
 def due_time(run: RunDir) -> float:

@@ -132,7 +132,7 @@ def machine_identity() -> str:
 
 def job_of(spec: Spec) -> str:
     """Return the job whose next attempt alone may use the standby; empty with --warm."""
-    return spec.attempt.first_job if spec.attempt and not spec.warm else ""
+    return spec.job if spec.restarts and not spec.warm else ""
 
 
 def path_of(spec: Spec, environ: Mapping[str, str], umask: int) -> str:
@@ -212,13 +212,12 @@ def process_of(standby: Standby) -> Process | None:
 # -- starting and ending ----------------------------------------------------------------------
 
 
-def start_standby(run: RunDir, environ: Mapping[str, str], umask: int, least: float = 0.0) -> None:
-    """Start a standby for jobs like this run's unless one waits already. Returns without waiting.
+def start_standby(spec: Spec, environ: Mapping[str, str], umask: int, least: float = 0.0) -> None:
+    """Start a standby for jobs like this one unless one waits already. Returns without waiting.
 
     It stays for the time that the job requested, and for at least `least` seconds.
     """
     with contextlib.suppress(OSError, ValueError):
-        spec = run.read_spec()
         if why_unsuitable(spec, environ):
             return
         path, until = path_of(spec, environ, umask), time.time() + max(spec.warm, least)
@@ -345,7 +344,7 @@ def hand_job(
     reading, writing = os.pipe()
     order = {
         "program": [sys.executable, *OPTIONS, LIBRARY, "forked"],
-        "job": ["supervise", run.job, str(run.node)],
+        "job": ["supervise", *run.words],
         "environ": dict(environ),
         "directory": os.getcwd(),
         "limits": processes.own_limits(),

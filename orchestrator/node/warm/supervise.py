@@ -1,4 +1,7 @@
-"""The supervisor that a standby executes: `python <library> forked PID FD supervise JOB NODE`."""
+"""The supervisor that a standby executes.
+
+`python <library> forked PID FD supervise JOB PART ATTEMPT`
+"""
 
 from __future__ import annotations
 
@@ -34,5 +37,6 @@ class ForkedSupervisor(Supervisor):
         return cast("subprocess.Popen[bytes]", SimpleNamespace(pid=self.waiting, returncode=None))
 
 
-def main(agent: str, control: str, job: str, node: str) -> None:
-    supervisor.main(job, node, lambda run: ForkedSupervisor(run, int(agent), int(control)))
+def main(agent: str, control: str, *words: str) -> None:
+    job, part, attempt = words
+    supervisor.main(job, part, attempt, lambda run: ForkedSupervisor(run, int(agent), int(control)))

@@ -6,12 +6,18 @@ from typing import Any, Optional
 
 from orchestrator.protocol.events import RankStacks, RankState
 from orchestrator.protocol.message import Count, Few, Message, Moment, NodeTime
-from orchestrator.protocol.requests.request import Nothing, PartRequest, Request
+from orchestrator.protocol.requests.request import (
+    AttemptRequest,
+    Nothing,
+    Part,
+    PartRequest,
+    Request,
+)
 
 NONE: dict[int, str] = {}
 
 
-class Follow(PartRequest[Nothing], do="follow"):
+class Follow(AttemptRequest[Nothing], do="follow"):
     """Stream a job's files from these offsets on; the answer comes before the stream."""
 
     log: int
@@ -30,10 +36,11 @@ class PortState(Message):
     free: bool
 
 
-class PartReceipt(Message):
-    """How a job's part ended: the processes that were ended, and what remains."""
+class StopReceipt(Message):
+    """The proof that a job is over on a node: which processes were ended, and what remains."""
 
     job: str
+    part: int = 0
     left: tuple[int, ...] = ()
     # Name by PID of the processes that lived before.
     ended: dict[int, str] = NONE
@@ -56,13 +63,7 @@ class PartReceipt(Message):
     runs: str = ""
 
 
-class StopReceipt(PartReceipt):
-    """The proof that a job is over on this node."""
-
-    node: int
-
-
-class End(PartRequest[Nothing], do="end"):
+class End(AttemptRequest[Nothing], do="end"):
     """Order the supervisor to end this node's part, without waiting for the end."""
 
     why: str
@@ -71,7 +72,7 @@ class End(PartRequest[Nothing], do="end"):
     failed: bool = False
 
 
-class Stop(PartRequest[StopReceipt], do="stop"):
+class Stop(AttemptRequest[StopReceipt], do="stop"):
     """End this node's part, wait until no process is left, and prove it."""
 
     why: str
@@ -103,7 +104,7 @@ class JobState(Message):
     """One job on this node, as `status` shows it."""
 
     job: str
-    node: int
+    part: int
     # One of running, ended, lost, unknown there.
     state: str
     ranks: dict[int, RankState]
@@ -116,7 +117,7 @@ class JobState(Message):
     processes: Optional[tuple[int, ...]] = None
 
 
-class AskJobState(PartRequest[JobState], do="job_state"):
+class AskJobState(AttemptRequest[JobState], do="job_state"):
     """Return the state of one part of a job here."""
 
 
@@ -130,11 +131,9 @@ class SystemLines(Message):
     server: str
 
 
-class AskSystem(Request[SystemLines], do="system"):
-    """Return the log lines of a job's supervisors, and of servers in its time."""
+class AskSystem(PartRequest[SystemLines], do="system"):
+    """Return the log lines of the supervisors of all attempts, and of servers in their time."""
 
-    # The job and the node of each attempt.
-    parts: tuple[tuple[str, int], ...]
     # Seconds ago: the node's clock may be another than the head's.
     since: float
     until: float
@@ -153,7 +152,7 @@ class Stuck(Message):
     time: Moment
 
 
-class AskStuck(PartRequest[Stuck], do="stuck"):
+class AskStuck(AttemptRequest[Stuck], do="stuck"):
     """Return the present position of every rank."""
 
 
@@ -204,44 +203,42 @@ class ProfileState(Message):
     over: bool = False
 
 
-class AskProfile(PartRequest[ProfileState], do="profile"):
+class AskProfile(AttemptRequest[ProfileState], do="profile"):
     """Request a trace of the same steps of all ranks, and its progress, on the node of rank 0."""
 
     trace: ProfileRequest
 
 
 class LivingRuns(Message):
-    """The runs that still have living processes here."""
+    """The attempts that still have living processes here, each as (job, part, attempt)."""
 
-    living: tuple[tuple[str, int], ...]
-    # True if the files with which a later attempt begins exist here.
-    has_part: bool = True
+    living: tuple[tuple[str, int, int], ...]
+    # The parts whose spec is here, with which a later attempt begins.
+    stored: tuple[Part, ...]
 
 
 class Living(Request[LivingRuns], do="living"):
-    """Return which of these runs (job, node) still live, and whether a later one can begin."""
+    """Return what lives of these parts, and with which of them a later attempt can begin."""
 
-    runs: tuple[tuple[str, int], ...]
-    # The run with which a later attempt begins.
-    part: Optional[tuple[str, int]] = None
+    parts: tuple[Part, ...]
 
 
-class RemovedRun(Message):
-    """A run directory that was removed, or the reason why it was not."""
+class RemovedPart(Message):
+    """A part's directory that was removed, or the reason why it was not."""
 
     job: str
-    node: int
+    part: int
     problem: str
 
 
-class RemovedRuns(Message):
+class RemovedParts(Message):
     """The result of a removal; `freed` in bytes."""
 
-    runs: tuple[RemovedRun, ...]
+    parts: tuple[RemovedPart, ...]
     freed: int
 
 
-class Remove(Request[RemovedRuns], do="remove"):
-    """Delete the directories of these runs, and libraries without a user."""
+class Remove(Request[RemovedParts], do="remove"):
+    """Delete the directories of these parts, and libraries without a user."""
 
-    runs: tuple[tuple[str, int], ...]
+    parts: tuple[Part, ...]

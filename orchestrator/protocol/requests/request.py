@@ -57,11 +57,21 @@ class Request(Message, Generic[A]):
 REQUESTS: dict[str, type[Request[Any]]] = {}
 
 
+# A job, and the number of a node's part of it.
+Part = tuple[str, int]
+
+
 class PartRequest(Request[A]):
     """A request about one node's part of a job."""
 
     job: str
-    node: int
+    part: int
+
+
+class AttemptRequest(PartRequest[A]):
+    """A request about one attempt of a node's part of a job."""
+
+    attempt: int
 
 
 class Nothing(Message):

@@ -7,7 +7,7 @@ from typing import Optional
 from orchestrator.protocol.message import Message
 from orchestrator.protocol.requests.claims import ClaimEntry, DeviceRequest, Taken
 from orchestrator.protocol.requests.machine import PortRequest
-from orchestrator.protocol.requests.request import Nothing, PartRequest, Request
+from orchestrator.protocol.requests.request import Nothing, Part, PartRequest, Request
 from orchestrator.protocol.spec import Placement, Spec
 
 
@@ -40,8 +40,8 @@ class StartedHere(Message):
 class Start(Request[StartedHere], do="start"):
     """Start this node's part of an attempt, or with `later` only store it, as for a spare.
 
-    Its first attempt has a `spec`. A later one has a `place`, and the node uses the spec that it
-    was sent first (see `place.attempt`); if that is lost, it refuses (NO_PART).
+    The first has a `spec`, which the node stores. A later one has a `place`, and the node uses
+    what it has stored; if that is lost, it refuses (NO_PART).
     """
 
     spec: Optional[Spec] = None
@@ -91,7 +91,7 @@ class Claim(Request[Claimed], do="claim"):
 
     devices: Optional[DeviceRequest] = None
     # The part of a job that is restarted, whose stored spec has the request.
-    part: Optional[tuple[str, int]] = None
+    part: Optional[Part] = None
     # Seconds to wait for launches that are about to start, or to give up.
     patience: float = 0.0
 

@@ -39,7 +39,7 @@ class RemoteDir(Message):
     # A path, absolute or below ~; or the name of a directory of the job.
     directory: str = ""
     job: str = ""
-    node: Count = 0
+    part: Count = 0
     # The config's sync.outputs.
     outputs: tuple[str, ...] = ()
 
@@ -175,6 +175,8 @@ class OutputFiles(Message):
 class Outputs(PartRequest[OutputFiles], do="outputs"):
     """List the files of the ranks, if the node does not share the head's disk."""
 
+    # True for what this node's ranks wrote alone, without files from the master.
+    own: bool = False
     checkpoints: bool = False
     # The longest search for files beside the code that was sent, in seconds.
     beside: float = 0.0

@@ -128,7 +128,9 @@ def wait_for_traces(
     """Trace some steps on all ranks; return where the nodes keep the traces."""
     unseen = UNSEEN_OLD if time.time() - record.started > OLD else UNSEEN
     profile = ProfileRequest(id=secrets.token_hex(8), steps=steps)
-    request = AskProfile(job=record.job, node=node, trace=profile)
+    request = AskProfile(
+        job=record.job, part=record.node(node).part, attempt=record.attempt, trace=profile
+    )
     began, last_line = time.monotonic(), ""
     while True:
         state = channel.ask(request, ANSWER_SECONDS)
@@ -183,7 +185,7 @@ def fetch(
 
     def of_node(node: NodeRecord) -> dict[str, str]:
         with temporary_channel(transport, node) as channel:
-            listing = channel.ask(Outputs(job=record.job, node=node.index), ANSWER_SECONDS)
+            listing = channel.ask(Outputs(job=record.job, part=node.part), ANSWER_SECONDS)
             wanted = [file for file in listing.files if file.path.startswith(f"{reply.directory}/")]
             with progress.lock:
                 progress.size += sum(file.size for file in wanted)

@@ -157,7 +157,7 @@ def stack_lines(
     found = known(where, job)
     record = found.read_record()
     node = next(node for node in record.nodes if node.index == rank.index)
-    question = AskStuck(job=record.job, node=rank.index)
+    question = AskStuck(job=record.job, part=node.part, attempt=record.attempt)
     stuck = ask_node(transport, node, question, STACK_SECONDS).stuck.get(rank.rank)
     if stuck is None or not stuck.stacks.strip():
         reason = "it does not run, it is no Python program, or it hangs in the kernel"

@@ -198,9 +198,8 @@ class PassingOn:
         self.reached: dict[str, int] = kept.get(REACHED, {})
         self.files = {name: self.file(name, *at) for name, at in kept.get(FILES, {}).items()}
         self.sent = 0
-        first = record.attempts[0].job if record.attempts else record.job
         curves = Curves(
-            f"{kind}-{first}",
+            f"{kind}-{record.job}",
             f"{experiment.name} ({kind})",
             0,
             self.outputs / "tracked",

@@ -176,7 +176,7 @@ def test_preview_lists_job_once_per_machine(
     """127.0.0.2 and 127.0.0.3 are one machine, which tells both times of all that lives on it."""
     proof = StopReceipt(
         job="lm-1",
-        node=0,
+        part=0,
         ended={},
         killed={},
         left=(7, 8),
@@ -184,7 +184,7 @@ def test_preview_lists_job_once_per_machine(
         gpu_unknown="",
         took=0.1,
     )
-    answer = StopReceipts(receipts=(proof, proof.replace(node=1, left=(9,))))
+    answer = StopReceipts(receipts=(proof, proof.replace(part=1, left=(9,))))
     monkeypatch.setattr(stop.stopping, "ask_node", lambda *_: answer)
     nodes = parse_nodes("127.0.0.[2-3]\n", "list")
     # The patched ask_once answers for each node.

@@ -163,7 +163,7 @@ def test_reach_closes_connection_if_probe_fails(monkeypatch: pytest.MonkeyPatch)
 def test_ask_once_works_without_nodes_environment(tmp_path: Path) -> None:
     """It was renamed, or its disk is away: the job that runs in it must be ended all the same."""
     node = Node("here", activate=f"script:{tmp_path}/gone", wrap="env INSIDE=1")
-    question = AskJobState(job="job", node=0)
+    question = AskJobState(job="job", part=0, attempt=1)
     assert ask_node(LocalTransport(), node, question, 30).state == "unknown there"
     probe = Probe(cwd="/", workdir=None, peers=(), target=Target(kind="program", name="sh"))
     # The node starts no process without it.
@@ -172,7 +172,7 @@ def test_ask_once_works_without_nodes_environment(tmp_path: Path) -> None:
     # The first reason is reported.
     with pytest.raises(NodeError, match="there is no file"):
         missing = replace(node, python="/no/such/python")
-        ask_node(LocalTransport(), missing, AskJobState(job="job", node=0), 30)
+        ask_node(LocalTransport(), missing, AskJobState(job="job", part=0, attempt=1), 30)
 
 
 def test_beats_reach_node_while_head_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:

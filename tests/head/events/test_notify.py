@@ -143,7 +143,7 @@ def test_slow_command_delays_neither_head_nor_others(tmp_path: Path, said: list[
 def test_command_receives_event_as_json_and_environment(tmp_path: Path, said: list[str]) -> None:
     command = f'cat > "{tmp_path}/$NOTIFY_EVENT"; env > {tmp_path}/env; echo done'
     notifier = Notifier([command])
-    attempt = Attempt(1, "j", 100.0, 130.0, "failed", 1, CAUSE, ["a", "b"], step=7, restarted=True)
+    attempt = Attempt(1, 100.0, 130.0, "failed", 1, CAUSE, ["a", "b"], step=7, restarted=True)
     again = record("restarting", attempts=[attempt], ended=None, verdict=None)
     for each in (again, record("done", verdict=None)):
         notifier.hear(end_of_attempt(EXPERIMENT, each))

@@ -37,11 +37,12 @@ from orchestrator.protocol import events, frames
 from orchestrator.protocol.frames import EVENTS, JSON, LARGEST, LOG, OFFSET, RANKS
 from orchestrator.protocol.requests.follow import StopReceipt
 from orchestrator.records import experiments
-from orchestrator.records.experiment import NodeRecord
+from orchestrator.records.experiment import JobRecord, NodeRecord
 from tests.head.follow.conftest import Follow
 from tests.protocol.test_message import json_data, made
 
 NODES = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in range(2)]
+RECORD = JobRecord("run-1", "run", "running", ["x"], NODES[:1], 1000.0)
 many = settings(
     max_examples=8,
     derandomize=True,
@@ -103,7 +104,7 @@ def hear(directory: Path, says: bytes, refusal: str = "") -> list[NodeUpdate]:
     place = experiments.create_experiment(directory, f"run{next(count)}")
     heard: list[NodeUpdate] = []
     channel = NodeChannel(connection, Environment("python3"), 10)
-    follower = NodeFollower(LocalTransport(), "run-1", NODES[0], place, heard.append, channel)
+    follower = NodeFollower(LocalTransport(), RECORD, NODES[0], place, heard.append, channel)
     follower.closing = Impatient()
     assert follower._follow_once() is False
     follower.text.close()
@@ -190,7 +191,7 @@ def test_unproved_end_may_still_run_on_its_node(follow: Follow) -> None:
     )
     first = events.RankEnded(time=1.0, rank=0, local=0, pid=1, code=1, error=full)
     run.reports.handle(Happened(0, first))
-    swept = StopReceipt(job="another's", node=7, ended={}, killed={}, left=(77,), gpu_memory={},
+    swept = StopReceipt(job="another's", part=7, ended={}, killed={}, left=(77,), gpu_memory={},
                         gpu_unknown="", took=1.0)  # fmt: skip
     run.reports.handle(Warned(1, "they live", swept))
     for node in run.job.nodes:

@@ -34,7 +34,6 @@ def attempts(*ends: tuple[dict[str, Any], int | None], **more: Any) -> list[Atte
     return [
         Attempt(
             number=number,
-            job="j",
             started=100.0 * number,
             ended=100.0 * number + 50,
             state="failed",
@@ -197,10 +196,10 @@ def test_after_attempt_continues_or_ends_job(tmp_path: Path) -> None:
     place = experiment(tmp_path)
     (tmp_path / "outputs/rank_00_metrics.jsonl").write_text('{"step": 3}\n{"step": 4}\n{"st')
     first = after_attempt(place, FAILED)
-    assert first.state == "restarting" and not first.over and first.attempt == 2
+    assert first.state == "restarting" and not first.over and first.attempt == 1
     assert (first.ended, first.exit_code, first.verdict) == (None, None, None)
     assert first.attempts[0].step == 4 and first.attempts[0].restarted
-    second = after_attempt(place, replace(FAILED, attempts=first.attempts, ended=30.0))
+    second = after_attempt(place, replace(FAILED, attempt=2, attempts=first.attempts, ended=30.0))
     assert second.over and second.attempt == 2 and second.verdict == FAILED.verdict
     assert [(one.number, one.started, one.ended) for one in second.attempts] == [
         (1, 10.0, 20.0),

@@ -24,7 +24,7 @@ def received(message: M, ahead: float) -> M:
 def test_received_converts_times_to_head_clock(off: float) -> None:
     theirs = NOW + off
     job = JobState(
-        job="a", node=0, state="running", ranks={}, started=theirs - 60, log_time=theirs - 5
+        job="a", part=0, state="running", ranks={}, started=theirs - 60, log_time=theirs - 5
     )
     moved = received(job, off)
     assert (moved.started, moved.log_time, moved.ended) == (NOW - 60, NOW - 5, None)
@@ -52,5 +52,5 @@ def test_clock_answer_is_not_converted() -> None:
 
 def test_missing_time_stays_zero() -> None:
     assert (
-        received(JobState(job="a", node=0, state="lost", ranks={}, started=0.0), HOURS).started == 0
+        received(JobState(job="a", part=0, state="lost", ranks={}, started=0.0), HOURS).started == 0
     )

@@ -41,7 +41,7 @@ def node(index: int, name: str, state: str = "ended") -> NodeRecord:
 def record(nodes: str, lost: str = "", spares: str = "", nnodes: str | None = None) -> JobRecord:
     parts = [node(at, name, "lost" if name in lost else "ended") for at, name in enumerate(nodes)]
     verdict = JobVerdict(node=0, node_name=nodes[0], kind="lost", message="gone")
-    first = Attempt(1, "run-1", 0.0, 1.0, "lost", 4, verdict if lost else None, list(nodes))
+    first = Attempt(1, 0.0, 1.0, "lost", 4, verdict if lost else None, list(nodes))
     launch = Launch(max_restarts=3, nnodes=nnodes, node_loss_timeout=0.0)
     standing = [node(len(nodes) + at, name, "standing by") for at, name in enumerate(spares)]
     return JobRecord(
@@ -66,7 +66,7 @@ class Asking(Gathering):
         self.asked = [*getattr(self, "asked", []), node.name]
         if node.name in self.silent:
             raise NodeError("it does not answer")
-        answer = LivingRuns(living=(), has_part=node.name not in self.wiped)
+        answer = LivingRuns(living=(), stored=() if node.name in self.wiped else (("run-1", 0),))
 
         def ask(request: object, _: float) -> object:
             if isinstance(request, Claim):
@@ -122,7 +122,7 @@ def test_gather_keeps_good_nodes_and_fills_with_spares(
     ]
     before = {one.name: one.index for one in (*job.nodes, *job.spares)}
     for one in (*gathered.nodes, *gathered.spares):
-        assert (one.first_job, one.first_node) == ("run-1", before[one.name])
+        assert one.part == before[one.name]
     assert set(asking.open) == set(nodes)
 
 
@@ -191,7 +191,7 @@ def never_began(job: JobRecord, errors: str) -> JobRecord:
     failed = not_started(replace(job, attempts=[]), error)
     number = len(job.attempts) + 1
     nodes = [node.name for node in job.nodes]
-    last = Attempt(number, f"run-1.{number}", 1.0, 2.0, "failed", 4, failed.verdict, nodes, ran=0.0)
+    last = Attempt(number, 1.0, 2.0, "failed", 4, failed.verdict, nodes, ran=0.0)
     return replace(failed, attempts=[*job.attempts, last])
 
 

@@ -15,19 +15,18 @@ from orchestrator.protocol.requests.start import Release
 from orchestrator.records.experiment import Attempt, JobRecord, NodeRecord
 
 
-def node(index: int, name: str, state: str, first: int = 0) -> NodeRecord:
-    known = ("run-1", first) if state != "ended" else ("", 0)
+def node(index: int, name: str, state: str, part: int = -1) -> NodeRecord:
     place = (index, name, name, None, None, "10.0.0.1", "py", index, 1, state)
-    return NodeRecord(*place, first_job=known[0], first_node=known[1])
+    return NodeRecord(*place, part=part)
 
 
 def test_release_reaches_every_node_of_job(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A node that was lost, and is back, would keep the job's state in memory for an hour."""
-    attempts = [Attempt(1, "run-1", 0.0, 1.0, "lost", 4, None, ["a", "b", "c"])]
+    attempts = [Attempt(1, 0.0, 1.0, "lost", 4, None, ["a", "b", "c"])]
     nodes = [node(0, "a", "ended"), node(1, "s", "ended"), node(2, "c", "lost", 2)]
     spares = [node(1, "b", "lost", 1), node(3, "t", "standing by", 4), node(2, "u", "ended")]
     record = JobRecord(
-        "run-1.2", str(tmp_path), "done", ["x"], nodes, 0.0, attempts=attempts, spares=spares
+        "run-1", str(tmp_path), "done", ["x"], nodes, 0.0, attempts=attempts, spares=spares
     )
     told: dict[str, Release] = {}
 
@@ -47,7 +46,7 @@ def test_release_reaches_every_node_of_job(monkeypatch: pytest.MonkeyPatch, tmp_
         for index, name in ((0, "a"), (1, "s"))
     }
     job.release_job(record, cast(Any, channels), cast(Any, None))
-    assert {name: (order.job, order.node) for name, order in told.items()} == {
+    assert {name: (order.job, order.part) for name, order in told.items()} == {
         "a": ("run-1", 0),
         "s": ("run-1", 1),
         "b": ("run-1", 1),

@@ -17,7 +17,7 @@ from orchestrator.head.screen import events
 from orchestrator.head.screen.events import Listener
 from orchestrator.head.screen.log_reader import LogFile, LogReader
 from orchestrator.head.start import launch
-from orchestrator.head.start.gather import Gathered, parts_of
+from orchestrator.head.start.gather import Gathered
 from orchestrator.head.start.parts import first_placement, placements_of_attempt
 from orchestrator.head.start.record import failed_record, not_started, with_line
 from orchestrator.protocol.requests.request import Nothing
@@ -49,18 +49,6 @@ def after(place: Experiment, job: JobRecord, gathered: Gathered, error: NodeErro
     """Return the job after an attempt that could not be started on these nodes."""
     failed = failed_record(job, gathered.nodes, gathered.spares, error)
     return after_attempt(place, failed)
-
-
-def test_parts_of_includes_node_that_may_have_started_late(tmp_path: Path) -> None:
-    """An order that came late may have started it, on a node that the attempt before had not."""
-    job = record("ac", spares="b", lost="c")
-    asking, _ = gathering(tmp_path, job, silent="c")
-    gathered = asking.run()
-    assert [one.name for one in gathered.nodes] == ["a", "b"]
-    place = experiments.create_experiment(tmp_path / "experiments", "other")
-    final = after(place, job, gathered, NodeError("b: does not answer"))
-    assert ("run-1.2", 1) in parts_of(final, "b")
-    assert ("run-1.2", 1) not in parts_of(final, "c")
 
 
 def test_returned_node_that_cannot_start_is_replaced(tmp_path: Path) -> None:

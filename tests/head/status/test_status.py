@@ -2,7 +2,6 @@ import dataclasses
 import json
 import re
 from pathlib import Path
-from typing import Any, cast
 
 from orchestrator.head.status.status import from_record, start_times, state_of, to_text
 from orchestrator.protocol.events import RankState
@@ -75,7 +74,7 @@ def test_start_times_are_shown_once_ranks_run(tmp_path: Path) -> None:
     assert steps in to_text(Experiment(tmp_path), started, from_record(started)).splitlines()
     for experiment, record in (
         (Experiment(tmp_path), RECORD),
-        (Experiment(tmp_path), dataclasses.replace(started, attempts=[cast("Any", None)])),
+        (Experiment(tmp_path), dataclasses.replace(started, attempt=2)),
         (Experiment(tmp_path / "none"), started),
     ):
         assert start_times(experiment, record) == {}

@@ -17,16 +17,17 @@ from orchestrator.common.errors import CheckFailed, NodeError, StoppedEarly
 from orchestrator.head.transfer import job_files
 from orchestrator.head.transfer.job_files import JobPeer, bring_job_files, bring_metrics
 from orchestrator.node.job import resume_dir
-from orchestrator.node.job.run_directory import RunDir
+from orchestrator.node.job.run_directory import PartDir
 from orchestrator.node.transfer import outputs
 from orchestrator.protocol.requests.request import Request
-from orchestrator.protocol.requests.transfer import Offer, ReadFile
+from orchestrator.protocol.requests.transfer import Offer, Outputs, ReadFile
 from tests.head.heard import hearing
 from tests.head.transfer.nodes import Channel
 from tests.node.start.test_next_spec import FIRST
 from tests.records.one_node import NODE
 
 JOB = "run-1"
+OWN = Outputs(job=JOB, part=1, own=True)
 
 
 class Machine(Channel):
@@ -36,12 +37,11 @@ class Machine(Channel):
         super().__init__()
         self.index, self.name, self.work = index, name, place / name
         self.work.mkdir(parents=True)
-        self.run = RunDir(JOB, index)
-        self.run.create()
-        (Path(self.run.path) / "experiment/outputs").mkdir(parents=True)
-        env = {"ORCHESTRATOR_EXPERIMENT": str(Path(self.run.path) / "experiment")}
-        self.run.write_spec(FIRST.replace(node=index, env=env, workdir=str(self.work)))
-        self.resume = Path(resume_dir.make_resume_dir(self.run))
+        self.part = PartDir(JOB, index)
+        Path(self.part.experiment, "outputs").mkdir(parents=True)
+        env = {"ORCHESTRATOR_EXPERIMENT": self.part.experiment}
+        self.part.write_spec(FIRST.replace(node=index, env=env, workdir=str(self.work)))
+        self.resume = Path(resume_dir.make_resume_dir(self.part))
         # A test sets what happens before this node answers a request.
         self.before: Callable[[Request[Any]], object] = lambda request: None
 
@@ -132,7 +132,7 @@ def test_masters_file_wins_without_merge_or_delete(place: Path) -> None:
 def test_files_older_than_job_are_not_carried(place: Path) -> None:
     job = Job("ab", place)
     job["a"].write("old.pt", "old")
-    os.utime(job["a"].run.spec, (2e9, 2e9))
+    os.utime(job["a"].part.spec, (2e9, 2e9))
     assert job.again("ab") == []
     assert job["b"].has() == {}
 
@@ -183,9 +183,9 @@ def shared(job: Job, place: Path) -> Path:
     (experiment / "outputs").mkdir(parents=True)
     (experiment / "config.yaml").touch()
     for one in job.machines.values():
-        Path(one.run.spec).unlink()
+        Path(one.part.spec).unlink()
         env = {"ORCHESTRATOR_EXPERIMENT": str(experiment)}
-        one.run.write_spec(FIRST.replace(node=one.index, env=env, workdir=str(work)))
+        one.part.write_spec(FIRST.replace(node=one.index, env=env, workdir=str(work)))
     return work
 
 
@@ -258,7 +258,7 @@ def test_files_of_nodes_all_lost_are_not_carried(place: Path) -> None:
     job.last = ["a", "b"]
     job["a"].write("ckpt.pt", "step 40")
     for name in "ab":
-        shutil.rmtree(job[name].run.path)
+        shutil.rmtree(job[name].part.home)
     (said,) = job.again("ca", left="b")
     assert said.startswith("WARNING: a, b are lost") and job["c"].has() == {}
 
@@ -351,17 +351,15 @@ def test_file_in_many_pieces_is_identical(place: Path, monkeypatch: pytest.Monke
 
 def test_copied_files_are_not_fetched_from_other_nodes(place: Path) -> None:
     job = Job("ab", place)
-    place_of = [Path(one.run.path, "experiment/outputs") for one in job.machines.values()]
+    place_of = [Path(one.part.experiment, "outputs") for one in job.machines.values()]
     (place_of[0] / "best.pt").write_text("best")
     (place_of[0] / "rank_00_metrics.jsonl").write_text("comes home otherwise")
     job.again("ab")
     assert (place_of[1] / "best.pt").read_text() == "best"
     assert not (place_of[1] / "rank_00_metrics.jsonl").exists()
-    assert outputs.outputs_of_job(job["b"].run, checkpoints=False).files == ()
+    assert outputs.outputs_of_job(job["b"].part, OWN).files == ()
     (place_of[1] / "best.pt").write_text("written again")
-    assert [
-        file.path for file in outputs.outputs_of_job(job["b"].run, checkpoints=False).files
-    ] == ["best.pt"]
+    assert [file.path for file in outputs.outputs_of_job(job["b"].part, OWN).files] == ["best.pt"]
 
 
 @pytest.mark.parametrize(
@@ -392,13 +390,13 @@ def test_metrics_follow_rank_to_other_node(place: Path) -> None:
     here.mkdir()
     for rank in range(2):
         (here / f"rank_{rank:02d}_metrics.jsonl").write_text(f"rank {rank}")
-    there = [Path(one.run.path, "experiment/outputs") for one in job.machines.values()]
+    there = [Path(one.part.experiment, "outputs") for one in job.machines.values()]
     (there[0] / "rank_00_metrics.jsonl").write_text("rank 0, and lines that have not come home")
     nodes = [replace(NODE, name=name, first_rank=rank) for rank, name in enumerate("ac")]
     bring_metrics(here, ["a", "b"], nodes, [job.peer("a"), job.peer("c")])
     assert [path.name for path in there[2].iterdir()] == ["rank_01_metrics.jsonl"]
     assert "not come home" in (there[0] / "rank_00_metrics.jsonl").read_text()
-    assert outputs.outputs_of_job(job["c"].run, checkpoints=False).files == ()
-    shutil.rmtree(job["c"].run.path)
+    assert outputs.outputs_of_job(job["c"].part, OWN).files == ()
+    shutil.rmtree(job["c"].part.home)
     with pytest.raises(CheckFailed, match="which this machine has, did not come to c"):
         bring_metrics(here, ["a", "b"], nodes, [job.peer("a"), job.peer("c")])

@@ -49,7 +49,7 @@ def test_stop_kills_after_slow_look(
     wait_until(lambda: job.said("ready"))
     job.supervisor.send_signal(signal.SIGSTOP)
     monkeypatch.setattr(stop_job, "DEATH_SECONDS", 0.0)
-    order = Stop(job=job.run.job, node=job.run.node, why="enough", grace=0.0, wait=0.1)
+    order = Stop(job=job.run.job, part=job.run.part, attempt=1, why="enough", grace=0.0, wait=0.1)
     assert job.supervisor.pid in stop_job.stop_part(job.run, order).killed
     wait_until(lambda: not job.living())
 
@@ -70,7 +70,7 @@ def refused(session: ServerSession, spec: dict[str, Any]) -> bool:
 def test_stopped_job_never_starts(new_job: NewJob, tmp_path: Path) -> None:
     job, other = new_job(), new_job()
     spec = job.spec(script(tmp_path, WAITS))
-    order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
+    order = Stop(job=job.run.job, part=0, attempt=1, why="enough", grace=0.0, wait=5.0)
     receipt = stop_job.stop_part(job.run, order)
     # Without any files no end is proved.
     assert not receipt.known and not receipt.left
@@ -78,12 +78,12 @@ def test_stopped_job_never_starts(new_job: NewJob, tmp_path: Path) -> None:
     with pytest.raises(Refusal) as refusal:  # a large one, on its way
         session = ServerSession()
         session.piece += zlib.compress(manifest.pack_entries([]))
-        session.answer(Offer(into=RemoteDir(kind=HANDED, job=job.run.job, node=0)))
+        session.answer(Offer(into=RemoteDir(kind=HANDED, job=job.run.job, part=0)))
     assert refusal.value.kind == STOPPED
     assert not list(Path(job.run.path).parent.glob("0*/*"))
     stop_job.end_part(other.run, EndOrder(why="not started", grace=0.0))
     assert refused(ServerSession(), other.spec(script(tmp_path, WAITS)))
-    assert cleanup.remove_runs([(job.run.job, 0)], "/none").runs[0].problem == ""
+    assert cleanup.remove_parts([(job.run.job, 0)], "/none").parts[0].problem == ""
     assert not Path(job.run.path).parent.exists()
 
 
@@ -120,7 +120,7 @@ def test_stop_covers_supervisor_being_started(
     head.start()
     wait_until(reached.exists)
     if how == "stop":
-        order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
+        order = Stop(job=job.run.job, part=0, attempt=1, why="enough", grace=0.0, wait=5.0)
         receipt = stop_job.stop_part(job.run, order)
     else:
         (receipt,) = [r for r in ServerSession().answer(ALL).receipts if r.job == job.run.job]
@@ -138,7 +138,7 @@ def test_supervisor_after_stop_starts_nothing(job: Job, tmp_path: Path) -> None:
     job.run.create()
     job.run.write_spec(spec_of(job.spec(script(tmp_path, WAITS))))
     job.run.forbid_start()
-    words = [PYTHON, "-IS", "-c", SUPERVISE, job.run.job, "0"]
+    words = [PYTHON, "-IS", "-c", SUPERVISE, *job.run.words]
     said = subprocess.run(words, stdout=subprocess.PIPE, check=True).stdout
     assert b"was stopped before it had started" in said
     assert [event["event"] for event in job.events] == ["ended"]

@@ -20,7 +20,7 @@ def test_system_lines_are_found_with_any_clock(
     run = RunDir("job", 0)
     run.create()
     SystemLog(run.system).line("starts")
-    asked = AskSystem(parts=(("job", 0),), since=60.0, until=-60.0)
+    asked = AskSystem(job="job", part=0, since=60.0, until=-60.0)
     answer = ServerSession().answer(asked)
     assert "starts" in answer.supervisor  # type: ignore[attr-defined]
     assert not ServerSession().answer(asked.replace(until=30.0)).supervisor  # type: ignore[attr-defined]

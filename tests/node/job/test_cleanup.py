@@ -19,9 +19,9 @@ from tests.node.running import Job, bare_spec, script, spec_of, wait_until
 OLD, NEW, OWN = "0" * 16, "1" * 16, "2" * 16
 
 
-def left(home: Path, job: str, node: int = 0, **spec: Any) -> RunDir:
+def left(home: Path, job: str, part: int = 0, **spec: Any) -> RunDir:
     """A run directory, as one that ended leaves it, or with a spec one that did not."""
-    run = RunDir(job, node)
+    run = RunDir(job, part)
     run.create()
     Path(run.log).write_text("x" * 10_000)
     Path(run.spec).write_text(json.dumps({**encode_value(bare_spec()), **spec}))
@@ -32,14 +32,14 @@ def left(home: Path, job: str, node: int = 0, **spec: Any) -> RunDir:
 
 
 def removed(*wanted: tuple[str, int]) -> list[str]:
-    found = cleanup.remove_runs(wanted, f"/anywhere/{OWN}")
-    return [run.problem for run in found.runs]
+    found = cleanup.remove_parts(wanted, f"/anywhere/{OWN}")
+    return [part.problem for part in found.parts]
 
 
 def test_remove_deletes_ended_run(home: Path) -> None:
     left(home, "one", 0), left(home, "one", 1), left(home, "two")
-    found = cleanup.remove_runs([("one", 0), ("none", 0)], f"/anywhere/{OWN}")
-    assert [run.problem for run in found.runs] == ["", ""]
+    found = cleanup.remove_parts([("one", 0), ("none", 0)], f"/anywhere/{OWN}")
+    assert [run.problem for run in found.parts] == ["", ""]
     assert found.freed > 10_000
     assert sorted(path.name for path in (home / "runs").iterdir()) == ["one", "two"]
     # Nodes may share the home.
@@ -54,14 +54,14 @@ def test_remove_refuses_running_run(home: Path, job: Job, tmp_path: Path) -> Non
     wait_until(lambda: job.said("here"))
     wanted = (job.run.job, 0)
     others = [(job.run.job, 1), (job.run.job + "x", 0), ("\ud800", 0)]
-    assert job_processes.living_runs([wanted, *others]) == [wanted]
+    assert job_processes.living_runs([wanted, *others]) == [(*wanted, 1)]
     assert removed((job.run.job, 0)) == ["it still runs there"]
     # Its supervisor alone is enough, and so is a process alone.
     for process in job.living():
         os.kill(process, 19)
     job.supervisor.kill()
     job.supervisor.wait()
-    assert job_processes.living_runs([wanted]) == [wanted]
+    assert job_processes.living_runs([wanted]) == [(*wanted, 1)]
     job.clear()
     wait_until(lambda: job_processes.living_runs([wanted]) == [])
     assert removed((job.run.job, 0)) == [""]
@@ -76,11 +76,11 @@ def test_remove_refuses_invalid_job_names(home: Path, who: tuple[Any, Any]) -> N
     (home / "runs/precious/1").mkdir(parents=True)
     (home / "precious").mkdir()
     try:
-        asked = decode_value(Remove, {"runs": [list(who)]})
+        asked = decode_value(Remove, {"parts": [list(who)]})
     except Nonsense:
         # The request is invalid, so no node receives it.
         return
-    (found,) = removed(*asked.runs)
+    (found,) = removed(*asked.parts)
     assert "not a job" in found
     assert (home / "precious").is_dir() and (home / "runs/precious/1").is_dir()
 

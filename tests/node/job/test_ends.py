@@ -45,7 +45,7 @@ def test_stop_ends_all_leftovers(
     if signum is not None:
         job.supervisor.send_signal(signum)
     wait = 0.5 if signum == signal.SIGSTOP else 3.0
-    order = Stop(job=job.run.job, node=0, why="test", grace=0.2, wait=wait)
+    order = Stop(job=job.run.job, part=0, attempt=1, why="test", grace=0.2, wait=wait)
     receipt = stop_job.stop_part(job.run, order)
     left = marked(mark)
     mark.unlink()

@@ -16,6 +16,7 @@ import pytest
 from orchestrator.node.job import processes
 from orchestrator.node.job.job_processes import JobProcesses, Tagged, processes_of_job, tagged_jobs
 from orchestrator.node.job.processes import Process, error_in_words, find_process, send_signal
+from orchestrator.node.job.run_directory import PartDir
 from tests.node.running import PYTHON, alive, wait_until
 
 SLEEP = ["sleep", "1000"]
@@ -33,7 +34,7 @@ def start() -> Iterator[Start]:
     running: list[subprocess.Popen[bytes]] = []
 
     def begin(job: str, node: int, *command: str, **env: str) -> int:
-        tags = {"ORCHESTRATOR_JOB": job, "NODE_RANK": str(node), "ORCHESTRATOR_RUN": "/run"}
+        tags = {"ORCHESTRATOR_JOB": job, "ORCHESTRATOR_RUN": f"/x/runs/{job}/{node}/2"}
         tags = {**tags, "PATH": os.environ["PATH"], **env}
         running.append(subprocess.Popen(command or SLEEP, env=tags, start_new_session=True))
         pid = running[-1].pid
@@ -52,7 +53,7 @@ def start() -> Iterator[Start]:
 
 
 def pids(job: str, node: int = 0, supervisor: int = 0) -> set[int]:
-    return {process.pid for process in JobProcesses(job, node, supervisor).members()}
+    return {process.pid for process in JobProcesses(PartDir(job, node), supervisor).members()}
 
 
 def process(pid: int) -> Process:
@@ -102,7 +103,11 @@ def test_untagged_daemon_belongs_to_supervisor(job: str) -> None:
     supervisor = subprocess.Popen([PYTHON, "-c", DAEMONS], start_new_session=True)
     try:
         found = wait_until(
-            lambda: [p for p in JobProcesses(job, 0, supervisor.pid).living() if p.name == "sleep"]
+            lambda: [
+                p
+                for p in JobProcesses(PartDir(job, 0), supervisor.pid).living()
+                if p.name == "sleep"
+            ]
         )
         assert [p.parent for p in found] == [supervisor.pid]
         wait_until(lambda: pids(job, 0, supervisor.pid) == {found[0].pid})  # no zombie, not itself
@@ -140,7 +145,7 @@ def test_process_lives_until_last_thread_ends(
     pid = start(job, 0, PYTHON, "-c", FIRST_THREAD_ENDS)
     shown = Path(f"/proc/{pid}/stat")
     wait_until(lambda: shown.read_text().rpartition(")")[2].split()[0] == "Z")
-    ours = JobProcesses(job, 0)
+    ours = JobProcesses(PartDir(job, 0))
     assert [one.pid for one in ours.living()] == [pid]
     assert processes.is_leaving(process(pid)), "to tell whether it ends by itself"
     os.kill(pid, signal.SIGKILL)
@@ -153,7 +158,7 @@ def test_dying_process_without_environment_is_living(
 ) -> None:
     """The kernel takes the environment away before it closes files and ports."""
     pid = start(job, 0)
-    ours = JobProcesses(job, 0)
+    ours = JobProcesses(PartDir(job, 0))
     assert [one.pid for one in ours.living()] == [pid]
     monkeypatch.setattr(processes, "environment_of", lambda _: set())
     assert [one.pid for one in ours.living()] == [pid]
@@ -164,12 +169,12 @@ def test_dying_process_without_environment_is_living(
 
 def test_supervisor_counts_before_it_has_tags(job: str, start: Start) -> None:
     """It has no tag, and is known by its command line, where its owner is the one who asks."""
-    words = [PYTHON, "-c", "import time; time.sleep(1000)", "supervise", job, "0"]
+    words = [PYTHON, "-c", "import time; time.sleep(1000)", "supervise", job, "0", "2"]
     pid = start("x", 0, *words)
-    start("x", 0, *words[:-1], "1")
-    assert [one.pid for one in JobProcesses(job, 0).living()] == [pid]
-    assert JobProcesses(job, 0).members() == []
-    assert JobProcesses(job, 0, owner=os.getuid() + 1).living() == []
+    start("x", 0, *words[:-2], "1", "2")
+    assert [one.pid for one in JobProcesses(PartDir(job, 0)).living()] == [pid]
+    assert JobProcesses(PartDir(job, 0)).members() == []
+    assert JobProcesses(PartDir(job, 0), owner=os.getuid() + 1).living() == []
 
 
 @pytest.mark.parametrize("pidfd", [True, False])
@@ -193,15 +198,17 @@ def test_tagged_jobs_lists_jobs_by_tags(job: str, start: Start) -> None:
     start(job, 0)
     start(job, 3)
     start(f"no job's name, {job}", 0)
-    start(job, 0, NODE_RANK="many")
+    start(job, 0, ORCHESTRATOR_RUN=f"/x/runs/{job}/many")
     found = {one for one in tagged_jobs() if job in one.job}
-    assert found == {Tagged(job, 0, os.getuid(), "/run"), Tagged(job, 3, os.getuid(), "/run")}
+    assert found == {
+        Tagged(job, part, 2, os.getuid(), f"/x/runs/{job}/{part}/2") for part in (0, 3)
+    }
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a process of another user")
 def test_tagged_jobs_names_owner(job: str, start: Start) -> None:
     start(job, 0, "setpriv", "--reuid=65534", "--clear-groups", "sleep", "1000")
-    wait_until(lambda: any(p.name == "sleep" for p in processes_of_job(job, 0)))
+    wait_until(lambda: any(p.name == "sleep" for p in processes_of_job(PartDir(job, 0))))
     assert {one.owner for one in tagged_jobs() if one.job == job} == {65534}
 
 

@@ -23,8 +23,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run_of(job: str, ended: float | None) -> RunDir:
-    run = RunDir(job, 0)
+def run_of(job: str, ended: float | None, attempt: int = 1) -> RunDir:
+    run = RunDir(job, 0, attempt)
     run.create()
     if ended is not None:
         end = Ended(time=ended, agent=1, why="", ranks={}, killed={}, left=())
@@ -105,7 +105,7 @@ def test_remove_forgotten_removes_directories_of_old_jobs(place: Path) -> None:
         resume_dir.make_resume_dir(run_of("goes-on-1", now - 9000)),
         resume_dir.make_resume_dir(RunDir("of-another-home-1", 0)),
     ]
-    run_of("goes-on-1.2", None)
+    run_of("goes-on-1", None, attempt=2)
     old = resume_dir.make_resume_dir(run_of("old-1", now - 9000), in_memory=True)
     # Its machine was lost and came back.
     lost = run_of("lost-1", None)
@@ -118,5 +118,5 @@ def test_remove_forgotten_removes_directories_of_old_jobs(place: Path) -> None:
 
 def test_resume_dir_goes_with_run(place: Path) -> None:
     path = resume_dir.make_resume_dir(run_of("old-1", 1.0))
-    removed = cleanup.remove_runs([("old-1", 0)], "none")
-    assert [run.problem for run in removed.runs] == [""] and not Path(path).exists()
+    removed = cleanup.remove_parts([("old-1", 0)], "none")
+    assert [part.problem for part in removed.parts] == [""] and not Path(path).exists()

@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.node.follow import stop_job
 from orchestrator.node.job import job_processes
-from orchestrator.node.job.run_directory import RunDir, machine_name
+from orchestrator.node.job.run_directory import PartDir, RunDir, machine_name
 from orchestrator.node.machine import probe
 from orchestrator.node.server.session import ServerSession
 from orchestrator.protocol.events import Ended, Started
@@ -32,7 +32,7 @@ def test_job_of_other_machine_is_left_alone(home: Path, monkeypatch: pytest.Monk
     assert [left.job for left in probe.find_leftovers()] == ["ours"]
     assert job_processes.runs_here([theirs, ours]) == [ours]
     started_on("gpu03 f00d", "theirs", node=1)
-    named = ServerSession().answer(AskJobState(job="theirs", node=0))
+    named = ServerSession().answer(AskJobState(job="theirs", part=0, attempt=1))
     assert (named.job, named.state) == ("theirs", "lost"), (
         "who names a part knows its machine, and has no use for the parts of a thousand others"
     )
@@ -50,5 +50,6 @@ def test_job_living_here_is_ours_after_rename_of_machine(job: Job, tmp_path: Pat
 
 
 def test_started_job_records_machine(home: Path) -> None:
-    ServerSession().answer(Start(spec=bare_spec(), later=True))
-    assert RunDir("job", 0).read_spec().machine == machine_name()
+    spec = bare_spec(env={"ORCHESTRATOR_EXPERIMENT": "/nowhere"})
+    ServerSession().answer(Start(spec=spec, later=True))
+    assert PartDir("job", 0).read_spec().machine == machine_name()

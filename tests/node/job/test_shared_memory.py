@@ -67,7 +67,7 @@ def test_killed_job_leaves_no_shared_memory(
     if supervisor != "runs":
         number = signal.SIGKILL if supervisor == "is killed" else signal.SIGSTOP
         job.supervisor.send_signal(number)
-    order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=3.0)
+    order = Stop(job=job.run.job, part=0, attempt=1, why="enough", grace=0.0, wait=3.0)
     receipt = stop_job.stop_part(job.run, order)
     assert not receipt.left and receipt.shared_memory == ()
     assert left(name) == [] and not job.living()
@@ -82,7 +82,7 @@ def test_segment_mapped_by_other_process_is_named(job: Job, tmp_path: Path, name
         if "resource_tracker" in " ".join(processes.command_line_of(pid)):
             os.kill(pid, signal.SIGKILL)
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
-        order = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=5.0)
+        order = Stop(job=job.run.job, part=0, attempt=1, why="enough", grace=0.0, wait=5.0)
         assert stop_job.stop_part(job.run, order).shared_memory == (str(path),)
         assert path.exists()
         assert job.events[-1]["shared_memory"] == [str(path)]

@@ -77,10 +77,9 @@ def test_notice_is_written_once_per_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampler, "disk_space", lambda _: [1, 64 << 20])
-    first = {"number": 1, "restarts": 2, "first_job": "job", "first_node": 0}
     told = []
     for number in (1, 2):
-        own = sampled(tmp_path, attempt={**first, "number": number})
+        own = sampled(tmp_path, attempt=number)
         own.disks = [sampler.SHM]
         told.append([notice.cause for notice in own.sample() + own.sample()])
     assert told == [["shm_full"], ["shm_full"]]

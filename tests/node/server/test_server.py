@@ -145,7 +145,7 @@ class NodeLink(NodeChannel):
         return (m["beat"] for kind, m in self.frames() if kind == b"J" and "beat" in m)
 
     def follow(self, job: Job, log: int = 0, ranks: int = 0, events: int = 0) -> None:
-        who = {"job": job.run.job, "node": job.run.node}
+        who = {"job": job.run.job, "part": job.run.part, "attempt": 1}
         self.ask(Follow(**who, log=log, ranks=ranks, events=events), PATIENCE)
 
 
@@ -302,10 +302,12 @@ def test_unknown_job_is_refused(new_link: NewLink) -> None:
     link = new_link()
     for name in ("nothing", "../../etc", ""):
         with pytest.raises(NodeError):
-            link.ask(Follow(job=name, node=0, log=0, ranks=0, events=0), PATIENCE)
+            link.ask(Follow(job=name, part=0, attempt=1, log=0, ranks=0, events=0), PATIENCE)
     with pytest.raises(NodeError, match="this machine knows nothing of job nothing"):
-        link.ask(Follow(job="nothing", node=0, log=0, ranks=0, events=0), PATIENCE)
-    assert link.ask(AskJobState(job="nothing", node=0), PATIENCE).state == "unknown there"
+        link.ask(Follow(job="nothing", part=0, attempt=1, log=0, ranks=0, events=0), PATIENCE)
+    assert (
+        link.ask(AskJobState(job="nothing", part=0, attempt=1), PATIENCE).state == "unknown there"
+    )
 
 
 @pytest.mark.slow
@@ -321,7 +323,7 @@ def test_job_starts_once_and_outlives_connection(
     answer = link.ask(Start(spec=spec_of(spec)), PATIENCE)
     assert not answer.shared
     assert os.getsid(answer.supervisor) == answer.supervisor
-    with pytest.raises(NodeError, match="already has node 0 here"):
+    with pytest.raises(NodeError, match="is here already"):
         link.ask(Start(spec=spec_of(spec)), PATIENCE)
     wait_until(lambda: job.said("ready"))
     # Sshd does this when the connection is gone.
@@ -330,7 +332,7 @@ def test_job_starts_once_and_outlives_connection(
     (tmp_path / "go").write_text("")
     wait_until(lambda: job.of_kind("ended"))
     assert job.ended() == {0: 0}
-    own = Path(job.run.path, "experiment")
+    own = Path(job.run.experiment)
     assert job.output["0"] == f"ready\n{own}\n"
     assert (own / "outputs").is_dir()
 
@@ -445,12 +447,12 @@ WAITS = "import time; print('ready'); time.sleep(1000)"
 def test_stop_returns_receipt(new_link: NewLink, job: Job, tmp_path: Path) -> None:
     job.start(job.spec(script(tmp_path, WAITS)))
     wait_until(lambda: job.said("ready"))
-    link, who = new_link(), {"job": job.run.job, "node": 0}
+    link, who = new_link(), {"job": job.run.job, "part": 0, "attempt": 1}
     job_pids = job.living()
     receipt = link.ask(Stop(**who, why="enough", grace=10.0, wait=20.0), PATIENCE)
     proved = {"killed": {}, "left": (), "gpu_memory": {}, "gpu_unknown": "", "port": None}
     changing = {"ended": receipt.ended, "took": receipt.took}
-    assert receipt == StopReceipt(**who, **proved, **changing, runs=runs_here())
+    assert receipt == StopReceipt(job=job.run.job, **proved, **changing, runs=runs_here())
     assert sorted(receipt.ended) == sorted(job_pids)
     assert job.wait()["why"] == "enough"
     # Again, when it is over: the same receipt, and nothing happens.
@@ -480,8 +482,8 @@ def test_stop_sweeps_job_with_killed_supervisor(
     living = job.living()
     job.supervisor.kill()
     job.supervisor.wait()
-    link, who = new_link(), {"job": job.run.job, "node": 0}
-    state = link.ask(AskJobState(job=job.run.job, node=0), PATIENCE)
+    link, who = new_link(), {"job": job.run.job, "part": 0, "attempt": 1}
+    state = link.ask(AskJobState(job=job.run.job, part=0, attempt=1), PATIENCE)
     assert state.state == "lost"
     assert set(state.processes or ()) == set(living)
     receipt = link.ask(Stop(**who, why="enough", grace=0.0, wait=5.0), PATIENCE)
@@ -549,14 +551,13 @@ def test_root_stops_jobs_of_all_users(
     asked = for_all / "asked"
     processes = {}
     for name, job in jobs.items():
-        directory = for_all / name
-        directory.mkdir()
+        directory = for_all / "runs" / job / "0" / "1"
+        directory.mkdir(parents=True)
         os.chown(directory, 65534, 65534)
-        env = {"ORCHESTRATOR_JOB": job, "NODE_RANK": "0"}
         words = ["/usr/bin/python3", "-c", LISTENS, str(asked)] if name == "listens" else SLEEPS
         processes[name] = subprocess.Popen(
             words,
-            env={**env, "ORCHESTRATOR_RUN": str(directory)},
+            env={"ORCHESTRATOR_RUN": str(directory)},
             cwd=directory,
             user=65534,
             stdout=subprocess.PIPE,
@@ -577,7 +578,7 @@ def test_root_stops_jobs_of_all_users(
     assert theirs["alone"].killed
     assert json.loads(asked.read_text())["why"] == "emergency"
     assert [one.left for one in theirs.values()] == [(), ()]
-    assert not list((for_all / "alone").iterdir())
+    assert not list((for_all / "runs" / jobs["alone"] / "0/1").iterdir())
     processes["listens"].wait()
 
 
@@ -594,10 +595,10 @@ def test_job_state_is_reported(new_link: NewLink, new_job: NewJob, tmp_path: Pat
     link = new_link()
 
     def state() -> JobState:
-        return link.ask(AskJobState(job=job.run.job, node=job.run.node), PATIENCE)
+        return link.ask(AskJobState(job=job.run.job, part=job.run.part, attempt=1), PATIENCE)
 
     running = state()
-    assert (running.state, running.node) == ("running", 2)
+    assert (running.state, running.part) == ("running", 2)
     pid = job.of_kind("rank_started")[0]["pid"]
     assert running.ranks == {4: RankState(state="started", pid=pid)}
     assert running.log_bytes == len("ready\n")
@@ -611,7 +612,9 @@ def test_job_state_is_reported(new_link: NewLink, new_job: NewJob, tmp_path: Pat
     rank = ended.ranks[4]
     assert (rank.state, rank.pid, rank.code, rank.words) == ("ended", pid, 3, "3")
     assert ended.processes is None
-    assert link.ask(AskJobState(job="another", node=0), PATIENCE).state == "unknown there"
+    assert (
+        link.ask(AskJobState(job="another", part=0, attempt=1), PATIENCE).state == "unknown there"
+    )
 
 
 @pytest.mark.slow
@@ -624,7 +627,9 @@ def test_long_home_path_is_supported(
     job = new_job("j" * 200)
     job.start(job.spec(script(tmp_path, WAITS)))
     connect_supervisor(RunDir(job.run.job, 0)).close()
-    assert new_link().ask(AskJobState(job=job.run.job, node=0), PATIENCE).state == "running"
+    assert (
+        new_link().ask(AskJobState(job=job.run.job, part=0, attempt=1), PATIENCE).state == "running"
+    )
 
 
 def test_server_that_waited_knows_no_earlier_stop(
@@ -634,7 +639,7 @@ def test_server_that_waited_knows_no_earlier_stop(
     waiting, there = ServerSession(), ServerSession()
     waiting.waits = True
     note_stop_of_all()
-    waiting.answer(AskJobState(job="job", node=0))
+    waiting.answer(AskJobState(job="job", part=0, attempt=1))
     run = RunDir("job", 0)
     waiting.refuse_if_stopped(run)
     with pytest.raises(Refusal, match="was stopped"):

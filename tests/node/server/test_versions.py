@@ -2,6 +2,8 @@
 
 import json
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,10 +14,18 @@ import pytest
 from orchestrator.head.connect.channel import Declined
 from orchestrator.node.job.run_directory import RunDir
 from orchestrator.protocol.message import encode_value
-from orchestrator.protocol.requests.follow import AskJobState, End, Follow, RankState, Stop
+from orchestrator.protocol.requests.follow import (
+    AskJobState,
+    End,
+    Follow,
+    Living,
+    RankState,
+    Remove,
+    Stop,
+)
 from orchestrator.protocol.requests.request import OTHER_VERSION
 from orchestrator.protocol.version import PROTOCOL
-from tests.node.running import PATIENCE, bare_spec
+from tests.node.running import PATIENCE, bare_spec, wait_until
 from tests.node.server.test_server import Copy, NewLink, new_link
 
 __all__ = ["new_link"]  # the fixture
@@ -90,26 +100,15 @@ def stand_in(home: Path) -> Iterator[Callable[..., StandIn]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("spec", "events"),
-    [
-        (spec_with(), [STARTED, RAN]),
-        (spec_with(version=NEWER, moon={"phase": "full"}), MORE),
-    ],
-    ids=["older", "newer"],
-)
 def test_compatible_supervisor_is_followed(
-    new_link: NewLink,
-    stand_in: Callable[..., StandIn],
-    spec: dict[str, Any],
-    events: list[dict[str, Any]],
+    new_link: NewLink, stand_in: Callable[..., StandIn]
 ) -> None:
-    there = stand_in("job-1", spec, events)
+    there = stand_in("job-1", spec_with(version=NEWER, moon={"phase": "full"}), MORE)
     link = new_link()
-    state = link.ask(AskJobState(job="job-1", node=0), PATIENCE)
+    state = link.ask(AskJobState(job="job-1", part=0, attempt=1), PATIENCE)
     assert state.state == "running"
     assert state.ranks == {0: RankState(state="started", pid=99999999)}
-    request = Follow(job="job-1", node=0, log=0, ranks=0, events=0, head=True)
+    request = Follow(job="job-1", part=0, attempt=1, log=0, ranks=0, events=0, head=True)
     link.ask(request, PATIENCE)
     copy = Copy()
     for kind, content in link.frames():
@@ -117,18 +116,41 @@ def test_compatible_supervisor_is_followed(
         if copy.events():
             break
     assert copy.files[b"L"] == b"hello\n"  # before the events, which may tell of the end
-    assert copy.events() == [event["event"] for event in events]
+    assert copy.events() == [event["event"] for event in MORE]
     # The stand-in has one listener at a time.
     link.close()
     other = new_link()
-    other.ask(End(job="job-1", node=0, why="enough", grace=2.0), PATIENCE)
-    stop = Stop(job="job-1", node=0, why="now", grace=0.0, wait=PATIENCE)
+    other.ask(End(job="job-1", part=0, attempt=1, why="enough", grace=2.0), PATIENCE)
+    stop = Stop(job="job-1", part=0, attempt=1, why="now", grace=0.0, wait=PATIENCE)
     receipt = other.ask(stop, PATIENCE)
     assert receipt.left == ()
     # Every version since the first reads these keys.
     assert {"head": "here"}.items() <= there.lines[0].items()
     orders = [{key: line[key] for key in ("why", "grace")} for line in there.lines[1:]]
     assert orders == [{"why": "enough", "grace": 2.0}, {"why": "now", "grace": 0.0}]
+
+
+def start_former(home: Path, job: str) -> subprocess.Popen[bytes]:
+    """Start a process like the supervisor of a version without a directory for each attempt."""
+    place = home / "runs" / job / "0"
+    place.mkdir(parents=True)
+    (place / "spec.json").write_text(json.dumps({"version": {"protocol": 1, "package": "0.1"}}))
+    words = [sys.executable, "-c", "import time; time.sleep(1000)", "supervise", job, "0"]
+    return subprocess.Popen(words, env={"ORCHESTRATOR_RUN": str(place)}, start_new_session=True)
+
+
+@pytest.mark.slow
+def test_job_of_former_layout_is_refused_but_stoppable(new_link: NewLink, home: Path) -> None:
+    link, former = new_link(), start_former(home, "job-1")
+    who: dict[str, Any] = {"job": "job-1", "part": 0, "attempt": 1}
+    with pytest.raises(Declined, match=r"attach with orchestrator 0\.1, or end the job"):
+        link.ask(Follow(**who, log=0, ranks=0, events=0), PATIENCE)
+    wait_until(lambda: link.ask(Living(parts=(("job-1", 0),)), PATIENCE).living)
+    receipt = link.ask(Stop(**who, why="now", grace=0.0, wait=PATIENCE), PATIENCE)
+    assert receipt.known and receipt.left == () and former.pid in receipt.killed
+    assert former.wait(PATIENCE) < 0
+    removed = link.ask(Remove(parts=(("job-1", 0),)), PATIENCE)
+    assert [part.problem for part in removed.parts] == [""] and not list((home / "runs").iterdir())
 
 
 @pytest.mark.slow
@@ -138,12 +160,12 @@ def test_incompatible_supervisor_is_refused_but_stoppable(
 ) -> None:
     stand_in("job-1", {"version": STRANGE, "job": ["in", "another", "format"]}, [])
     link = new_link()
-    request = Follow(job="job-1", node=0, log=0, ranks=0, events=0)
+    request = Follow(job="job-1", part=0, attempt=1, log=0, ranks=0, events=0)
     with pytest.raises(Declined, match=r"attach with orchestrator 9\.0, or end the job") as refused:
         link.ask(request, PATIENCE)
     assert refused.value.kind == OTHER_VERSION
     assert f"speaks protocol {PROTOCOL + 8}; this is " in refused.value.what
-    state = link.ask(AskJobState(job="job-1", node=0), PATIENCE)
+    state = link.ask(AskJobState(job="job-1", part=0, attempt=1), PATIENCE)
     assert state.state == "running"
-    stop = Stop(job="job-1", node=0, why="now", grace=0.0, wait=PATIENCE)
+    stop = Stop(job="job-1", part=0, attempt=1, why="now", grace=0.0, wait=PATIENCE)
     assert link.ask(stop, PATIENCE).left == ()

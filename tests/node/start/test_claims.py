@@ -31,7 +31,6 @@ from orchestrator.protocol.requests.claims import (
     holders_in_words,
 )
 from orchestrator.protocol.requests.start import Claim, ReadLockTable, Unclaim, Wait
-from orchestrator.protocol.spec import AttemptNumber
 from tests.node.running import bare_spec
 
 ENTRY = ClaimEntry(id="0123456789abcdef", state=WAITING, job="later", since=5.0, order=5.0, wants=1)
@@ -169,8 +168,7 @@ def test_job_with_restarts_keeps_locks_between_attempts(
     sessions: list[ServerSession],
 ) -> None:
     first, second, _ = sessions
-    again = AttemptNumber(number=1, restarts=1, first_job="job", first_node=0)
-    spec = bare_spec().replace(attempt=again, devices=devices(1, 1))
+    spec = bare_spec().replace(restarts=1, devices=devices(1, 1))
     assert first.of(Claims).environment(spec) == {}
     first.of(Claims).job_started(RunDir("job", 0), spec)
     assert second.answer(Claim(devices=devices(1, 1))).taken  # though no supervisor lives
@@ -206,8 +204,7 @@ def test_release_happens_at_final_end(
 ) -> None:
     let_go: list[str] = []
     monkeypatch.setattr(supervisor.files, "unlock_inherited", let_go.append)
-    attempt = AttemptNumber(number=1, restarts=1, first_job="job", first_node=0) if again else None
-    spec = bare_spec().replace(claim="/book/0123.json", attempt=attempt, nnodes=nnodes)
+    spec = bare_spec().replace(claim="/book/0123.json", restarts=int(again), nnodes=nnodes)
     end, left = SimpleNamespace(why=why), [1] if lives else []
     job = SimpleNamespace(spec=spec, end=end, agent_code=code, living=lambda: left)
     Supervisor.release(job)  # type: ignore[arg-type]

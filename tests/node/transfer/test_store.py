@@ -29,6 +29,7 @@ from orchestrator.protocol.requests.transfer import (
     Contents,
     FilePart,
     Offer,
+    Outputs,
     ReadFile,
     RemoteDir,
 )
@@ -70,6 +71,9 @@ def store(home: Path) -> Store:
 def asked(session: ServerSession, request: Request[Any], data: bytes) -> Any:
     session.piece += zlib.compress(data)
     return session.answer(request)
+
+
+ASKED = Outputs(job="job-1", part=0)
 
 
 def send(own: CodeSession | None = None) -> int:
@@ -245,7 +249,7 @@ def test_snapshots_are_removed_with_jobs(store: Store, session: CodeSession) -> 
     later = time.time() + 2 * snapshot.UNUSED_SECONDS
     assert snapshot.tidy_snapshots(store, later) == checkout.clean_snapshots() == 0
     assert Path(started).is_dir()
-    shutil.rmtree(run.path)
+    shutil.rmtree(run.home)
     assert checkout.clean_snapshots() > 0
     assert not Path(started).exists()
 
@@ -279,8 +283,8 @@ def test_old_snapshots_are_removed_unless_written_to(
 def test_files_written_beside_code_are_listed(store: Store, session: CodeSession) -> None:
     root = Path(check_out(session).workdir)
     run = start(session, "job-1", str(root))
-    (Path(outputs.outputs_directory(run))).mkdir(parents=True)
-    (Path(outputs.outputs_directory(run)) / "loss.csv").write_text("1")
+    (Path(run.experiment, "outputs")).mkdir(parents=True)
+    (Path(run.experiment, "outputs") / "loss.csv").write_text("1")
     above = ("../outputs/a", "../.cache/b", "../../c", "../../../d")
     hydra = "runs/.hydra/config.yaml"
     paths = (
@@ -299,7 +303,7 @@ def test_files_written_beside_code_are_listed(store: Store, session: CodeSession
     (root / "a.py").write_text("print(2)\n")
 
     def listed(seconds: float) -> dict[str, str]:
-        files = outputs.outputs_of_job(run, checkpoints=False, beside=seconds).files
+        files = outputs.outputs_of_job(run, ASKED.replace(beside=seconds)).files
         return {file.path: file.place for file in files}
 
     beside = dict.fromkeys(("a.py", "new\ndf", "runs/a/model.pt", hydra), str(root))
@@ -307,7 +311,7 @@ def test_files_written_beside_code_are_listed(store: Store, session: CodeSession
     whole = os.fsdecode(snapshot.snapshot_of(store, str(root)))
     beside |= dict.fromkeys(("u/w/outputs/a", "u/c", "d"), whole)
     assert listed(60.0) == {"loss.csv": "", **beside}
-    late = outputs.outputs_of_job(run, checkpoints=False, beside=-1.0)
+    late = outputs.outputs_of_job(run, ASKED.replace(beside=-1.0))
     assert late.left_out == (f"{root} (it takes too long to look through)",)
     assert [file.path for file in late.files] == ["loss.csv"]
     shutil.rmtree(whole)
@@ -332,11 +336,11 @@ def test_file_written_over_input_is_listed_as_file_of_program(
     run = run_dir("job-1", workdir=root, env={"ORCHESTRATOR_EXPERIMENT": str(tmp_path)})
     session.job_started(run, run.read_spec())
     Path(root, "data/written").write_text("of the program")
-    (file,) = outputs.outputs_of_job(run, checkpoints=False, beside=60.0).files
+    (file,) = outputs.outputs_of_job(run, ASKED.replace(beside=60.0)).files
     assert (file.path, file.place, file.target) == ("data/written", root, f"{own}/data/written")
     read = ReadFile(place=root, path=file.path, offset=0, changed=file.changed)
     assert outputs.read_piece(read).data == b"of the program"
-    carried = job_files.written_files(run, AskJobFiles(job="job-1", node=0)).files
+    carried = job_files.written_files(run, AskJobFiles(job="job-1", part=0)).files
     found = {file.path: file.kind for file in carried if file.place == job_files.WORK}
     assert found == {"data": "directory", "data/written": "file"}
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.node.job.run_directory import PartDir, RunDir
 from orchestrator.node.server.session import ServerSession
 from orchestrator.node.start import start as node_start
 from orchestrator.node.warm import standbys
@@ -65,8 +66,11 @@ class WarmNode:
         agent += ["--nproc=1", "--first=0", "--node-rank=0"]
         return spec_of({"warm": 600.0, **spec, "agent": agent, **fields})
 
-    def start(self, text: str, **fields: Any) -> tuple[Job, StartedHere]:
+    def start(self, text: str, of: str = "", **fields: Any) -> tuple[Job, StartedHere]:
+        """Start an attempt of a new job, or of this one."""
         job = self.new_job()
+        job.run = RunDir(of or job.run.job, 0, fields.get("attempt", 1))
+        Path(PartDir(job.run.job, 0).spec).unlink(missing_ok=True)
         self.jobs.append(job)
         answer = ServerSession(umask=0o022).answer(Start(spec=self.spec(job, text, **fields)))
         assert isinstance(answer, StartedHere)

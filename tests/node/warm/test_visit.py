@@ -61,8 +61,7 @@ def test_ended_standby_returns_for_restart_alone(
     job.run.create()
     job.run.append_event(FirstOutput(time=0.0))
     monkeypatch.setattr(standbys, "start_standby", lambda *words: begun.append(words))
-    attempt = {"number": 1, "restarts": restarts, "first_job": "job", "first_node": 0}
-    spec = bare_spec(warm=600.0, attempt=attempt if restarts else None)
+    spec = bare_spec(warm=600.0, restarts=restarts)
     ahead = following(job, spec)
     for now in (0.0, *(AFTER_SECONDS + look * AGAIN_SECONDS for look in range(3))):
         ahead.check(now)

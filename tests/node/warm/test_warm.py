@@ -54,11 +54,11 @@ def test_warm_job_owns_its_processes(node: WarmNode) -> None:
     wait_until(lambda: "waits\n" in job.output.get("0", ""), "the rank")
     started = job.of_kind("started")[0]
     variables = processes.environment_of(started["agent"])
-    assert job_processes.tag_of(variables) == (job.run.job, "0", job.run.path)
-    assert job_processes.supervised_run(warm.supervisor) == (job.run.job, "0")
+    assert f"ORCHESTRATOR_RUN={job.run.path}".encode() in variables
+    assert job_processes.supervised_run(warm.supervisor) == (job.run.job, 0, 1)
     assert b"SECRET_OF_MINE=" + b"x" * 2000 in variables
     assert not any(name.startswith(b"ORCHESTRATOR_ROOM=") for name in variables)
-    stop = Stop(job=job.run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
+    stop = Stop(job=job.run.job, part=0, attempt=1, why="enough", grace=0.0, wait=PATIENCE)
     receipt = stop_job.stop_part(job.run, stop)
     assert not receipt.left and len(receipt.ended) >= 2
     assert not alive(warm.supervisor) and not alive(started["agent"])
@@ -145,27 +145,23 @@ def test_other_environment_starts_cold(node: WarmNode) -> None:
 def test_launch_without_warm_ignores_standby(node: WarmNode) -> None:
     """A launch without --warm ignores a standby, and so does a job's first attempt."""
     standby = node.keep_warm(node.run(HELLO)[0])
-    for fields in ({}, {"start": "plain"}, {"attempt": attempt_of("a", 1)}):
+    for fields in ({}, {"start": "plain"}, {"restarts": 3}):
         job, answer = node.run(HELLO, warm=0.0, **fields)
         assert not answer.warm and not answer.why_cold and job.output == {"0": "hello\n"}
-    _, other = node.run(HELLO, warm=0.0, attempt=attempt_of("a", 2))
+    _, other = node.run(HELLO, warm=0.0, restarts=3, attempt=2)
     assert other.why_cold == "cold start: nothing waited there" and alive(standby.pid)
 
 
 def test_standby_of_next_attempt_serves_that_job_alone(node: WarmNode) -> None:
-    job, _ = node.run(HELLO, warm=0.0, attempt=attempt_of("first", 1))
-    standbys.start_standby(job.run, os.environ, 0o022, 600.0)
+    job, _ = node.run(HELLO, warm=0.0, restarts=3)
+    standbys.start_standby(job.run.read_spec(), os.environ, 0o022, 600.0)
     standby = node.ready()
     _, asked = node.run(HELLO)
     assert asked.why_cold == "cold start: nothing waited there" and alive(standby.pid)
-    _, another = node.run(HELLO, warm=0.0, attempt=attempt_of("another", 2))
+    _, another = node.run(HELLO, warm=0.0, restarts=3, attempt=2)
     assert another.why_cold == "cold start: nothing waited there" and alive(standby.pid)
-    _, its = node.run(HELLO, warm=0.0, attempt=attempt_of("first", 2))
+    _, its = node.run(HELLO, warm=0.0, restarts=3, attempt=2, of=job.run.job)
     assert its.warm and its.supervisor == standby.pid
-
-
-def attempt_of(job: str, number: int) -> dict[str, Any]:
-    return {"number": number, "restarts": 3, "first_job": job, "first_node": 0}
 
 
 def test_changed_package_starts_cold(node: WarmNode) -> None:
@@ -199,7 +195,7 @@ def rewrite(job: Job, spec: Spec) -> None:
 
 def test_standby_leaves_after_its_time(node: WarmNode) -> None:
     job, _ = node.run(HELLO, warm=0.001)
-    standbys.start_standby(job.run, os.environ, 0o022)
+    standbys.start_standby(job.run.read_spec(), os.environ, 0o022)
     wait_until(lambda: not standbys.find_standbys(), "its end")
     _, cold = node.run(HELLO)
     assert cold.why_cold == "cold start: nothing waited there"
@@ -211,7 +207,7 @@ def test_last_job_sets_time_of_standby(node: WarmNode) -> None:
     job, _ = node.run(HELLO)
     for seconds in (3600.0, 60.0, 3600.0):
         rewrite(job, job.run.read_spec().replace(warm=seconds))
-        standbys.start_standby(job.run, os.environ, 0o022)
+        standbys.start_standby(job.run.read_spec(), os.environ, 0o022)
         (standby,) = standbys.find_standbys()
         assert seconds - 60 < standby.until - time.time() <= seconds
 
@@ -244,7 +240,7 @@ def test_at_most_two_standbys_wait(node: WarmNode) -> None:
     began: list[Standby] = []
     for language in ("C", "POSIX", "C.UTF-8"):
         rewrite(job, spec.replace(env={**spec.env, "LANG": language}))
-        standbys.start_standby(job.run, os.environ, 0o022)
+        standbys.start_standby(job.run.read_spec(), os.environ, 0o022)
         before = {each.directory for each in began}
         began.append(
             next(each for each in standbys.find_standbys() if each.directory not in before)
@@ -293,7 +289,7 @@ def test_stop_during_hand_over_ends_job(
         if moment == "after":
             send(connection, message, files)
         run = node.jobs[-1].run
-        stop = Stop(job=run.job, node=0, why="enough", grace=0.0, wait=PATIENCE)
+        stop = Stop(job=run.job, part=0, attempt=1, why="enough", grace=0.0, wait=PATIENCE)
         receipts.append(stop_job.stop_part(run, stop))
         if moment == "before":
             send(connection, message, files)
@@ -307,7 +303,7 @@ def test_stop_during_hand_over_ends_job(
     run = node.jobs[-1].run
     wait_until(lambda: run.last(Ended), "the end")
     wait_until(lambda: not alive(standby.pid), "its end")
-    assert not job_processes.processes_of_job(run.job, 0)
+    assert not job_processes.processes_of_job(run)
 
 
 HOLD = """\

@@ -175,10 +175,10 @@ RANK_FAILED = JobVerdict(
 def test_attempts_are_listed_and_marked(tmp_path: Path) -> None:
     made = experiment(tmp_path / "run", steps=20)
     lost = Attempt(
-        1, "job", STARTED, STARTED + 30, "lost", 4, RANK_FAILED, ["alpha"], step=7,
+        1, STARTED, STARTED + 30, "lost", 4, RANK_FAILED, ["alpha"], step=7,
         restarted=True, why="a spare takes its place",
     )  # fmt: skip
-    last = Attempt(2, "job-2", STARTED + 31, STARTED + 60, "done", 0, None, ["alpha"])
+    last = Attempt(2, STARTED + 31, STARTED + 60, "done", 0, None, ["alpha"])
     made.write_record(dataclasses.replace(made.read_record(), attempts=[lost, last]))
     parts = parts_of(made)
     assert "attempt 1 ended: node lost; started again: a spare takes its place" in parts.words

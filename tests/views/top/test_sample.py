@@ -61,7 +61,7 @@ def test_slowest_rank_is_named_one_still_behind() -> None:
 def test_slow_rank_of_earlier_attempt_is_not_named(tmp_path: Path) -> None:
     record = experiment(tmp_path / "run", steps=30).read_record()
     assert progress.slow_causes(record) == {2: "slow input"}
-    attempt = Attempt(1, "job", 0.0, 1.0 + (record.slow[0].time or 0), "failed", 1, None, [])
+    attempt = Attempt(1, 0.0, 1.0 + (record.slow[0].time or 0), "failed", 1, None, [])
     assert progress.slow_causes(replace(record, attempts=[attempt])) == {}
 
 

@@ -111,7 +111,7 @@ def steps(*wanted: int, at: float = NOW) -> list[dict[str, object]]:
 def test_moments_use_head_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node's own clock is known in the record, and of an earlier attempt that of its node."""
     node = vars(NodeRecord(0, "a", "a", None, None, "10.0.0.1", "python", 0, 1, clock=3600.0))
-    before = Attempt(1, "x", NOW - 60, NOW + 10, "failed", 1, None, ["b"], clock=-60.0)
+    before = Attempt(1, NOW - 60, NOW + 10, "failed", 1, None, ["b"], clock=-60.0)
     first = {**vars(before), "restarted": True}
     made = job(tmp_path, "one", nodes=[node], attempts=[first])
     tell(

@@ -173,7 +173,8 @@ def of_experiment(
             into = Folder(destination / experiment.log(node).stem, private=False)
         question = Outputs(
             job=record.job,
-            node=node.index,
+            part=node.part,
+            own=node.index > 0,
             checkpoints=checkpoints,
             beside=FILES_ANSWER_SECONDS / 2,
         )

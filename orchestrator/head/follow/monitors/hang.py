@@ -20,7 +20,7 @@ from orchestrator.head.follow.verdict import FRAME, PACKAGES, Failure
 from orchestrator.head.screen.events import tell
 from orchestrator.protocol.events import RankStacks
 from orchestrator.protocol.requests.follow import AskStuck, has_ended
-from orchestrator.records.experiment import Experiment
+from orchestrator.records.experiment import Experiment, JobRecord
 
 OURS = re.compile(r"/orchestrator/node/job/.*[.]py$")
 DEFAULT_GROUP = "0"
@@ -226,9 +226,9 @@ class HangMonitor(Watcher[Failure]):
     such a silence its ranks are queried as well, and the age of a collective decides.
     """
 
-    def __init__(self, timeout: float, experiment: Experiment, job: str) -> None:
+    def __init__(self, timeout: float, experiment: Experiment, record: JobRecord) -> None:
         super().__init__()
-        self.timeout, self.experiment, self.job = timeout, experiment, job
+        self.timeout, self.experiment, self.record = timeout, experiment, record
         self.over = not timeout
         self.settled_at = self.checked_at = time.monotonic()
 
@@ -251,7 +251,7 @@ class HangMonitor(Watcher[Failure]):
             yield 0.0
 
     def question(self, follower: NodeFollower) -> AskStuck:
-        return AskStuck(job=self.job, node=follower.node.index)
+        return AskStuck(job=self.record.job, part=follower.node.part, attempt=self.record.attempt)
 
     def failure(self) -> Failure | None:
         asked = [f.node for f in self.followers if f.node.index in self.answers]

@@ -68,7 +68,7 @@ from orchestrator.protocol.timing import (
     HEAD_BEAT_SECONDS,
     HEAD_PATIENCE_SECONDS,
 )
-from orchestrator.records.experiment import Experiment, NodeRecord
+from orchestrator.records.experiment import Experiment, JobRecord, NodeRecord
 
 SILENCE = f"no word for {HEAD_PATIENCE_SECONDS:.0f} s"
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class NodeFollower:
     def __init__(
         self,
         ssh: Transport,
-        job: str,
+        record: JobRecord,
         node: NodeRecord,
         experiment: Experiment,
         post: Callable[[NodeUpdate], None],
@@ -98,32 +98,26 @@ class NodeFollower:
         *,
         logs: NodeLogs | None = None,
         looks_on: bool = True,
-        former_end: float = 0.0,
-        among: int = 1,
     ) -> None:
-        self.ssh = ssh
-        self.job = job
-        self.node = node
+        self.ssh, self.record, self.node = ssh, record, node
         logs = logs or NodeLogs.of(experiment, node)
         self.text, self.ranks = logs.text, logs.ranks
         self.outputs = experiment.path / "outputs"
-        self.growing = GrowingFiles(job, node, self.outputs)
+        self.growing = GrowingFiles(record.job, node, self.outputs)
         [log] = log_files(experiment, [node])
         self.printed = Printed(
             log,
             experiment.path,
             node.numbers,
-            PRINTED_BYTES // (among if node.index else 1),
-            job=job,
+            PRINTED_BYTES // (len(record.nodes) if node.index else 1),
+            attempt=record.attempt,
             begin=node.log_before,
         )
         self.post = post
         self.channel = channel
         # True for an observer: it does not renew the job's lease.
         self.looks_on = looks_on
-        # The end of the attempt before, 0 in the first attempt.
-        self.former_end = former_end
-        self.gather = min((among - 1) / FRAMES_PER_SECOND, LONGEST_GATHER_SECONDS)
+        self.gather = min((len(record.nodes) - 1) / FRAMES_PER_SECOND, LONGEST_GATHER_SECONDS)
         self.writing = threading.Lock()
         self.ended = self.over = False
         self.event_rest = b""
@@ -144,7 +138,14 @@ class NodeFollower:
     def end(self, reason: str, grace: float, *, failed: bool) -> None:
         """Order the node to end its part: now, or as soon as it is connected again."""
         log.debug("%s: is to end: %s; grace %g s", self.node.name, reason, grace)
-        self.order = End(job=self.job, node=self.node.index, why=reason, grace=grace, failed=failed)
+        self.order = End(
+            job=self.record.job,
+            part=self.node.part,
+            attempt=self.record.attempt,
+            why=reason,
+            grace=grace,
+            failed=failed,
+        )
         # If the connection is broken, the order is repeated after the reconnect.
         self.ask(self.order)
 
@@ -229,7 +230,7 @@ class NodeFollower:
 
     def _bring_outputs(self, channel: NodeChannel) -> None:
         try:
-            since = (self.former_end, self.former_end + self.ahead)
+            since = (self.record.former_end, self.record.former_end + self.ahead)
             said, with_code = home.bring_outputs(channel, self.growing, since)
             if with_code is not None:
                 self.post(Wrote(self.node.index, with_code))
@@ -243,8 +244,9 @@ class NodeFollower:
     def _sweep(self, channel: NodeChannel) -> None:
         """End the processes of a supervisor that is gone and sent no last event."""
         order = Stop(
-            job=self.job,
-            node=self.node.index,
+            job=self.record.job,
+            part=self.node.part,
+            attempt=self.record.attempt,
             why="its supervisor was killed",
             grace=0.0,
             wait=DEATH_SECONDS,
@@ -267,8 +269,9 @@ class NodeFollower:
         channel.ask(Ping(), HEAD_PATIENCE_SECONDS)
         self.next_beat = time.monotonic() + HEAD_BEAT_SECONDS
         request = Follow(
-            job=self.job,
-            node=self.node.index,
+            job=self.record.job,
+            part=self.node.part,
+            attempt=self.record.attempt,
             log=self.text.size,
             ranks=self.ranks.size,
             events=0,

@@ -39,7 +39,7 @@ FURTHEST_BEHIND_BYTES = 16 << 20
 class Printed:
     """Reads the local log of one node as its follower appends to it.
 
-    `begin` is the offset at which this job's log begins, after those of earlier attempts.
+    `begin` is the offset at which this attempt's log begins, after those of earlier attempts.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Printed:
         ranks: range,
         most: int = MOST_BYTES,
         *,
-        job: str = "",
+        attempt: int = 1,
         begin: int = 0,
     ) -> None:
-        self.log, self.job, self.begin = log, job, begin
+        self.log, self.attempt, self.begin = log, attempt, begin
         self.most = max(LEAST_BYTES, min(MOST_BYTES, most))
         self.outputs = experiment / "outputs"
         self.folder = trainers.printed_metrics_directory(self.outputs)
@@ -117,7 +117,7 @@ class Printed:
 
         sizes = {int(rank): size_of(path) for rank, path in self.paths.items()}
         with contextlib.suppress(OSError):
-            files.replace_file(self.state, to_json(State(self.job, offset, sizes, tellers)))
+            files.replace_file(self.state, to_json(State(self.attempt, offset, sizes, tellers)))
             self.saved = time.monotonic()
 
     def restored(self) -> int:
@@ -131,7 +131,7 @@ class Printed:
         except (OSError, ValueError):
             # What its rows are made of is not known: none is written twice.
             return self.log.size()
-        if state.job != self.job:
+        if state.attempt != self.attempt:
             return self.begin
         for rank, path in self.paths.items():
             size = state.sizes.get(int(rank), 0)

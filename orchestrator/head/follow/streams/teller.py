@@ -67,7 +67,7 @@ class Teller:
 class State:
     """The state of a reader on disk: how far it has read a log, and what it made of it."""
 
-    job: str
+    attempt: int
     # The offset in the log up to which it has read.
     offset: int
     # The sizes of the metrics files at this offset, by rank.

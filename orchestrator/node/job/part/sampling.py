@@ -48,7 +48,6 @@ class SamplerProcess:
         if self.wait:
             return None
         self.due = float("inf")
-        names = [self.run.job, str(self.run.node)]
         try:
             reading, writing = os.pipe()
         # No file descriptor is left.
@@ -61,7 +60,15 @@ class SamplerProcess:
         # If no process can be started, the job goes on without samples.
         with contextlib.suppress(OSError):
             self.process = subprocess.Popen(
-                [sys.executable, *processes.OPTIONS, "-c", START, LIBRARY, "sample", *names],
+                [
+                    sys.executable,
+                    *processes.OPTIONS,
+                    "-c",
+                    START,
+                    LIBRARY,
+                    "sample",
+                    *self.run.words,
+                ],
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=writing,

@@ -384,11 +384,11 @@ OF_A_JOB = tuple(
 
 def complete_environment(environ: MutableMapping[str, str], spec: Mapping[str, Any]) -> None:
     """Set the variables that a launch asked for: add Slurm's, or remove torchrun's."""
-    wanted, attempt = spec.get("rank_env", ()), spec.get("attempt")
+    wanted, restarts = spec.get("rank_env", ()), spec.get("restarts")
     # torchrun sets these for its own restarts.
-    if attempt:
-        environ["TORCHELASTIC_RESTART_COUNT"] = str(attempt["number"] - 1)
-        environ["TORCHELASTIC_MAX_RESTARTS"] = str(attempt["restarts"])
+    if restarts:
+        environ["TORCHELASTIC_RESTART_COUNT"] = str(spec["attempt"] - 1)
+        environ["TORCHELASTIC_MAX_RESTARTS"] = str(restarts)
     if SLURM in wanted:
         of_job = {name: environ[name] for name in OF_A_JOB if name in environ}
         environ.update({**of_slurm(environ, spec), **of_job})
@@ -400,8 +400,8 @@ def complete_environment(environ: MutableMapping[str, str], spec: Mapping[str, A
 
 def of_slurm(environ: Mapping[str, str], spec: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that srun sets for a task."""
-    attempt, hosts, node = spec.get("attempt"), spec.get("hosts", ()), int(spec["node"])
-    job = str(1 + zlib.crc32((attempt["first_job"] if attempt else spec["job"]).encode()) % 10**7)
+    hosts, node = spec.get("hosts", ()), int(spec["node"])
+    job = str(1 + zlib.crc32(spec["job"].encode()) % 10**7)
     per_node, size, nodes = environ["LOCAL_WORLD_SIZE"], environ["WORLD_SIZE"], str(spec["nnodes"])
     cores = max(1, len(os.sched_getaffinity(0)) // int(per_node))
     found = {

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def main() -> None:
-    payload = os.path.join(os.environ["ORCHESTRATOR_RUN"], "payload")
+    payload = os.path.join(os.path.dirname(os.environ["ORCHESTRATOR_RUN"]), "payload")
     # The package's own directory moves to the end of the path.
     sys.path.append(sys.path[0])
     sys.path[0] = os.path.join(payload, "cloudpickle.zip")

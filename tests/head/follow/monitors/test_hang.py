@@ -18,7 +18,9 @@ from orchestrator.head.follow.monitors.hang import (
     stuck_rank,
 )
 from orchestrator.protocol.requests.follow import RankStacks, Stuck
-from orchestrator.records.experiment import Experiment
+from orchestrator.records.experiment import Experiment, JobRecord
+
+RECORD = JobRecord("job", "run", "running", ["x"], [], 1000.0)
 
 
 @dataclass
@@ -44,7 +46,7 @@ class SilentFollower:
     def __post_init__(self) -> None:
         self.node = self
 
-    index = 0
+    index = part = 0
     name = "node"
     numbers = range(4)
 
@@ -70,7 +72,7 @@ def follower(monkeypatch: pytest.MonkeyPatch) -> SilentFollower:
 
 def watch(follower: SilentFollower, moments: list[float]) -> list[float]:
     """Look at these moments; return those at which the ranks were asked."""
-    monitor = HangMonitor(2.0, Experiment(Path()), "job")
+    monitor = HangMonitor(2.0, Experiment(Path()), RECORD)
     asked = []
     for moment in moments:
         follower.clock.now, before = 100.0 + moment, len(follower.requests)
@@ -96,7 +98,7 @@ def test_report_trusts_each_node_for_its_own_ranks_alone(
     follower.idle_at_most = 0.0
     liar = SilentFollower(follower.clock, idle_at_most=0.0)
     follower.numbers, liar.index, liar.numbers = range(1), 1, range(1, 2)  # type: ignore[misc]
-    monitor = HangMonitor(600.0, Experiment(tmp_path), "job")
+    monitor = HangMonitor(600.0, Experiment(tmp_path), RECORD)
     followers: Any = [follower, liar]
 
     def ask(of_liar: dict[int, RankStacks], since: int) -> Any:

@@ -18,9 +18,10 @@ from orchestrator.protocol.requests.follow import Stop
 from orchestrator.protocol.requests.request import Ping
 from orchestrator.protocol.requests.transfer import Outputs
 from orchestrator.records import experiments
-from orchestrator.records.experiment import NodeRecord
+from orchestrator.records.experiment import JobRecord, NodeRecord
 
 NODES = [NodeRecord(i, f"n{i}", f"n{i}", None, None, f"10.0.0.{i}", "py", i, 1) for i in range(3)]
+RECORD = JobRecord("run-1", "run", "running", ["x"], NODES[:1], 1000.0)
 
 
 def test_open_logs_refuses_more_files_than_limit(
@@ -59,7 +60,7 @@ def test_follower_polls_on_schedule_and_detects_silence(
     monkeypatch.setattr(following.time, "monotonic", lambda: channel.now)
     monkeypatch.setattr(following, "HEAD_BEAT_SECONDS", 3.0)
     directory = experiments.create_experiment(tmp_path, "run")
-    follower = NodeFollower(cast("Any", None), "run-1", NODES[0], directory, print)
+    follower = NodeFollower(cast("Any", None), RECORD, NODES[0], directory, print)
     follower.growing.begin()
     with pytest.raises(Silent, match="no word for 8 s"):
         follower._stream(channel)
@@ -78,10 +79,10 @@ def test_sweep_after_killed_supervisor_allows_next_attempt(tmp_path: Path) -> No
 
     said: list[NodeUpdate] = []
     directory = experiments.create_experiment(tmp_path, "run")
-    follower = NodeFollower(Any, "run-1", NODES[0], directory, said.append)  # type: ignore[arg-type]
+    follower = NodeFollower(Any, RECORD, NODES[0], directory, said.append)  # type: ignore[arg-type]
     follower._sweep(Channel())  # type: ignore[arg-type]
-    assert [(stop.job, stop.node, stop.grace, stop.for_good) for stop in asked] == [
-        ("run-1", 0, 0.0, False)
+    assert [(stop.job, stop.part, stop.attempt, stop.grace, stop.for_good) for stop in asked] == [
+        ("run-1", 0, 1, 0.0, False)
     ]
     [warned] = said
     assert isinstance(warned, Warned) and warned.receipt is not None
@@ -104,7 +105,7 @@ def test_follower_closed_during_reconnect_hangs_up(
         return Channel()
 
     directory = experiments.create_experiment(tmp_path, "run")
-    follower = NodeFollower(Any, "run-1", NODES[0], directory, print)  # type: ignore[arg-type]
+    follower = NodeFollower(Any, RECORD, NODES[0], directory, print)  # type: ignore[arg-type]
     monkeypatch.setattr(follower, "_reopen", reopen)
     follower.run()
     assert closed == ["hung up"]
