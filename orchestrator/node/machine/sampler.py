@@ -1,4 +1,4 @@
-"""Samples this machine for as long as a job runs: `sample JOB NODE`, a child of the supervisor.
+"""Samples this machine while a job runs: `sample JOB PART ATTEMPT`, a child of the supervisor.
 
 It is a process of its own, so that a driver or a disk that hangs blocks nothing else. It appends
 lines of JSON to outputs/node_<NN>_metrics.jsonl of the experiment, which is fetched like all
