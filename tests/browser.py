@@ -145,7 +145,6 @@ class Browser:
         return path
 
     def colors(self, png: Path) -> Counter[bytes]:
-        """Count the colors of a picture."""
         script = COUNT.replace("PICTURE", base64.b64encode(png.read_bytes()).decode())
         more = {"awaitPromise": True, "returnByValue": True}
         counts = self.ask("Runtime.evaluate", expression=script, **more)["result"]["value"]

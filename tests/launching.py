@@ -84,7 +84,6 @@ class Command:
             self.lines.append(line)
 
     def ends(self, code: int = 0) -> "Command":
-        """Wait for its end, which must have this exit code."""
         found = self.finish()
         assert found == code, self.text
         return self
@@ -191,7 +190,6 @@ class Head:
                 time.sleep(0.02)
 
     def left(self, node: int) -> list[int]:
-        """Processes of any job of ours that live on a node."""
         return self.cluster.processes(node, "ORCHESTRATOR_JOB=")
 
     def nothing_left(self, patience: float = 20.0) -> bool:

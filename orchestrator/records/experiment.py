@@ -357,14 +357,14 @@ class Experiment:
             raise
         except FileNotFoundError as error:
             # It may be pruned while a page of it is open.
-            gone = f"{self.path / RECORD} is not there: it was removed, or is not an experiment"
-            raise UsageError(gone) from error
+            raise UsageError(
+                f"{self.path / RECORD} is not there: it was removed, or is not an experiment"
+            ) from error
         except (OSError, ValueError, UsageError) as error:
             raise UsageError(f"{self.path / RECORD} is not the record of a job: {error}") from error
-        if record.batch and record.slurm_job is None:
-            # It was submitted and has not started yet.
-            return replace(record, slurm_job=self.slurm_job())
-        return record
+        # It was submitted and has not started yet.
+        waits = record.batch and record.slurm_job is None
+        return replace(record, slurm_job=self.slurm_job()) if waits else record
 
     def write_signed(self, record: JobRecord) -> None:
         """Sign a record as this login's own and write it.

@@ -33,7 +33,6 @@ class Faults:
     hung: dict[int, subprocess.Popen[str]]
 
     def popen(self, i: int, argv: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """Start a program inside host `i` without SSH."""
         raise NotImplementedError
 
     def home(self, i: int) -> Path:
@@ -81,7 +80,6 @@ class Faults:
         return ["ssh", *options, self.addresses[i], command]
 
     def ssh(self, i: int, command: str, timeout: float = 30) -> subprocess.CompletedProcess[str]:
-        """Run `command` on host `i` by the plain client."""
         return subprocess.run(
             self.ssh_words(i, command),
             capture_output=True,
@@ -91,7 +89,6 @@ class Faults:
         )
 
     def write_list(self, lines: Iterable[str], name: str = "other_list.txt") -> Path:
-        """Another node list beside the cluster's own."""
         path = self.directory / name
         path.write_text("".join(f"{line}\n" for line in lines))
         return path
@@ -123,7 +120,6 @@ class Faults:
         self._restart(i)
 
     def restore_host_key(self, i: int) -> None:
-        """The true key again; sessions end."""
         (self.node(i) / "true_host_key").rename(self.node(i) / "host_key")
         self._restart(i)
 
@@ -133,7 +129,6 @@ class Faults:
         keys.rename(self.node(i) / "denied_keys")
 
     def allow_keys(self, i: int) -> None:
-        """Host `i` lets the cluster's key in again."""
         (self.node(i) / "denied_keys").rename(self.node(i) / "authorized_keys")
 
     def noisy_rc(self, i: int, text: str) -> None:

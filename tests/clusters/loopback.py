@@ -86,7 +86,6 @@ class FaultyLoopback(Faults, LoopbackCluster):
 
 
 def below(pid: int) -> Iterator[int]:
-    """The processes that descend from this one."""
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         yield int(child)
         with contextlib.suppress(OSError):

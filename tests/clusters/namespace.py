@@ -14,7 +14,6 @@ HOST = ["unshare", *SPACES, "--mount-proc", "--fork", "--kill-child", "bash", "-
 
 
 def python_first() -> str:
-    """This very python first."""
     return f"{Path(sys.executable).parent}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -34,7 +33,6 @@ def shell(argv: Sequence[str], log: Path) -> subprocess.Popen[str]:
 
 
 def answers(shells: Sequence[subprocess.Popen[str]], lines: Sequence[str]) -> None:
-    """Each shell does its line, all at the same time."""
     for one, line in zip(shells, lines, strict=True):
         assert one.stdin is not None
         one.stdin.write(line + "\n")

@@ -199,7 +199,6 @@ class NetnsCluster(Faults):
             self._on_switch(["ip", "link", "set", port, "down"])
 
     def restore(self, i: int, nic: int | None = None) -> None:
-        """The link of host `i` is up again."""
         for port in self._ports(i, nic):
             self._on_switch(["ip", "link", "set", port, "up"])
 
@@ -233,7 +232,6 @@ class NetnsCluster(Faults):
             raise AssertionError(f"{path} on host {i} did not fill up")
 
     def free_disk(self, i: int, path: str | Path) -> None:
-        """Space again on host `i`."""
         self._filler(i, path).unlink()
 
     def vanish(self, i: int | None, address: str) -> None:
@@ -263,7 +261,6 @@ class NetnsCluster(Faults):
             answers([self._shells[i]], [f"{shlex.join(everything)} 2> /dev/null; true"])
 
     def power_on(self, i: int) -> None:
-        """Host `i` answers again."""
         self.restore(i)
         self.spawn_sshd(i)
 

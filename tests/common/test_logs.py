@@ -22,7 +22,6 @@ SECRET = "s3cret-value-0815"
 
 @pytest.fixture(autouse=True)
 def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Leave the loggers of this process as they were."""
     loggers = (logs.PACKAGE, logs.PARAMIKO)
     before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
     monkeypatch.setattr(logs, "_environment", ())

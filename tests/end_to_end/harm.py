@@ -52,7 +52,6 @@ class Harm:
 
     @property
     def attempts(self) -> int:
-        """How many attempts have ended, but for the last."""
         return len(self.head.record["attempts"])
 
     def await_next_attempt(self, before: int) -> None:
@@ -64,7 +63,6 @@ class Harm:
         return self.chance.randrange(self.nodes)
 
     def host(self, node: int) -> int:
-        """The host that is this node of the job now."""
         return self.cluster.addresses.index(self.head.record["nodes"][node]["address"])
 
     def kill_rank(self, node: int) -> bool:

@@ -177,7 +177,6 @@ class NoSeam(Harm):
 
     @property
     def step(self) -> int:
-        """The last step that rank 0 has begun."""
         noted = self.notes / "seen_0.txt"
         lines = noted.read_text().rpartition("\n")[0].splitlines() if noted.exists() else []
         return int(lines[-1].split()[0]) if lines else 0

@@ -209,7 +209,6 @@ def test_closed_pipe_does_not_end_job(head: Head) -> None:
 
 @pytest.fixture
 def small(head: Head) -> Iterator[Path]:
-    """A disk of 2 MB, for experiments."""
     path = head.directory / "small disk"
     path.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", str(path)], check=True)

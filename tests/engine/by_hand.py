@@ -74,7 +74,6 @@ def made(make: Make, *, frozen: bool = False, later: bool = False, **more: Any) 
 
 
 def whole(trainer: Trainer) -> dict[str, Tensor]:
-    """All of the weights, on every rank."""
     return {
         name: (w.full_tensor() if hasattr(w, "full_tensor") else w).detach()
         for name, w in trainer.bare.named_parameters()
@@ -100,7 +99,6 @@ def adamw(parameters: Any) -> Optimizer:
 
 
 def clip(optimizer: Optimizer, *_: Any) -> None:
-    """Clip gradients by value, as many programs do."""
     for group in optimizer.param_groups:
         nn.utils.clip_grad_value_(group["params"], 1e-3)
 

@@ -151,7 +151,6 @@ class Job:
         return self.process
 
     def wait(self, patience: float = PATIENCE) -> dict[str, Any]:
-        """The last event, once the supervisor is gone."""
         self.supervisor.wait(patience)
         return self.events[-1]
 
@@ -172,7 +171,6 @@ class Job:
         return [event for event in self.events if event["event"] == kind]
 
     def ended(self) -> dict[int, int]:
-        """rank -> exit code, of those that ended."""
         return {event["rank"]: event["code"] for event in self.of_kind("rank_ended")}
 
     @property

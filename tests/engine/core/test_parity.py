@@ -59,7 +59,6 @@ def accumulate(count: int) -> dict[str, Any]:
 
 
 def weights(job: Job) -> dict[str, torch.Tensor]:
-    """The parameters in the last checkpoint of a job."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load
 

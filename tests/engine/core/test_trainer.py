@@ -364,7 +364,6 @@ def test_whole_weights_are_written_and_exported(tmp_path: Path, nodes: list[int]
 
 
 def read_directory(directory: Path) -> dict[str, torch.Tensor]:
-    """Read the weights as Hugging Face does."""
     assert json.loads((directory / "config.json").read_text()) == {"architectures": ["Tied"]}
     return load_file(directory / "model.safetensors")
 

@@ -344,7 +344,6 @@ def feed(
     *,
     held: bool = False,
 ) -> Any:
-    """The batches of one rank, to train on or held out."""
     kind = sources.HeldOutSamples if held else sources.TrainingSamples
     return kind(source, wanted, Ranks(rank, world, 0, CPU, ())).epoch(0, position)
 

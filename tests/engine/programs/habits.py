@@ -41,7 +41,6 @@ def stacked(rows: Any) -> tuple[Tensor, Tensor]:
 def trained(
     loader: Any, step: Any, model: nn.Module | None = None, lr: float = 0.1, **more: Any
 ) -> float:
-    """Train an epoch, and return its loss."""
     torch.manual_seed(0)
     model = model or nn.Linear(6, 3)
     strategy = more.pop("strategy", "ddp")

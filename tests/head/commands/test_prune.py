@@ -214,7 +214,6 @@ def test_hold_refuses_experiment_pinned_or_replaced_during_question(
 
 
 def snapshot(path: Path) -> dict[str, Any]:
-    """Everything below a directory, as it lies there."""
     told: dict[str, Any] = {}
     for where, inner, others in os.walk(path):
         for name in inner + others:

@@ -41,7 +41,6 @@ class Site:
     directory: Path
 
     def public(self, name: str) -> str:
-        """The kind and the base64 of a public key."""
         return " ".join((self.directory / f"{name}.pub").read_text().split()[:2])
 
     def values(self) -> dict[str, str]:

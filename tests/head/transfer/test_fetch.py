@@ -26,7 +26,6 @@ Bring = Callable[..., Moved]
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeChannel]:
-    """A node's server, on this machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ORCHESTRATOR_HOME", str(tmp_path_factory.mktemp("home") / "state"))
         connection = LocalTransport().connect(Node("here"))

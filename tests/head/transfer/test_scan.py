@@ -245,7 +245,6 @@ def test_scan_keeps_kinds_and_modes(work: Path, tmp_path: Path) -> None:
 
 
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The files that are read from now on."""
     seen: list[bytes] = []
     real = scanning.read_file
 
