@@ -210,8 +210,8 @@ def test_verify_shows_progress_on_terminal_and_clears_it(root: Path) -> None:
     big = root / "big"
     save(big, 1, {f"__{rank}_0.distcp": bytes(1 << 20) for rank in range(6)})
     slow = "import time; from orchestrator.records import checkpoint_store as c\n"
-    slow += "from orchestrator.head.screen import output as k\n"
-    slow += "read = c.describe_file; k.PROGRESS_SECONDS = 0.02\n"
+    slow += "from orchestrator.head.screen import progress as k\n"
+    slow += "read = c.describe_file; k.FRAME_SECONDS = 0.02\n"
     slow += "c.describe_file = lambda *a, **o: (time.sleep(0.1), read(*a, **o))[1]\n"
     slow += "import orchestrator.entry; orchestrator.entry.main()"
     leader, follower = pty.openpty()
