@@ -601,7 +601,7 @@ BUDGETS = {
     "engine/sharding": 433,
     "head/connect": 1300,
     "head/events": 346,
-    "head/follow": 2276,
+    "head/follow": 2278,
     "head/background": 142,
     "head/commands": 1918,
     "head/doctor": 544,

@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 # The least time between two writes of the record.
 SAVE_SECONDS = 0.25
+# The most characters that are shown of an error which follows from another.
+LONGEST_ECHO = 100
 
 START: dict[type[Event], str] = {
     Started: "supervisor",
@@ -147,7 +149,8 @@ class FollowedJob:
         log.info("%s: %s (%s)", failure.who, failure.kind, what)
         if self.end.open:
             self.end.fail(f"{failure.who} failed", time.monotonic(), certain=failure.certain)
-            what = f"it lost the others ({what[:100]})" if failure.echo else what
+            short = what if len(what) <= LONGEST_ECHO else f"{what[: LONGEST_ECHO - 1]}…"
+            what = f"it lost the others ({short})" if failure.echo else what
             self.announce_end(f"{failure.who}: {what}")
 
     def give_up_on(self, loss: Failure) -> None:
