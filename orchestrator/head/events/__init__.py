@@ -1,1 +1,1 @@
-"""What happens to a job: a type for each event, and the commands of --notify."""
+"""Defines the events of a job, a type for each, and runs the commands of --notify."""

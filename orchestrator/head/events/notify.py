@@ -140,7 +140,7 @@ class Notifier:
             self.report()
 
     def report(self) -> None:
-        """Tell the first problem of each command once; the job is not affected."""
+        """Report the first problem of each command once; the job is not affected."""
         for words, problem in list(self.problems.items()):
             if problem:
                 self.problems[words] = ""

@@ -1,4 +1,4 @@
-"""What stages and commands tell the user, and the one listener that hears it.
+"""Brings what stages and commands tell to the user, through one listener.
 
 A stage tells an event; it neither prints nor logs it. The listener writes the event into head.log,
 draws it, and passes it to the commands of --notify.
@@ -81,7 +81,7 @@ def tell(event: HeadEvent) -> None:
 
 
 def say(what: str) -> None:
-    """Tell the user a sentence of a command."""
+    """Pass a sentence of a command to the user."""
     tell(Note(what))
 
 

@@ -286,7 +286,7 @@ def refuse_strange(wanted: Sequence[Reached], checked: Sequence[CheckedOut], whe
 def report_code(
     wanted: Sequence[Reached], checked: Sequence[CheckedOut], tree: Tree, sent: Sequence[Moved]
 ) -> None:
-    """Tell which files were sent to which nodes, and which of their directories are linked in."""
+    """Report which files were sent to which nodes, and which of their directories are linked in."""
     files = max((len(each.files) for each in sent), default=0)
     updates = (
         f"; {plural(files, 'file')} sent, {format_bytes(max(s.size for s in sent))}"

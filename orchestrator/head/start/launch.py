@@ -283,7 +283,7 @@ def deliver_payload(reached: Sequence[Reached], plan: Plan, directory: Path) -> 
 
 
 def announce_plan(plan: Plan) -> None:
-    """Tell the notes of the plan, then the nodes, ranks, master and kind of start."""
+    """Report the notes of the plan, then the nodes, ranks, master and kind of start."""
     for note in plan.notes:
         tell(of_launch.PlanNote(note))
     node = plan.nodes[0]
@@ -487,7 +487,7 @@ def start_all(
 
 
 def tell_how_warm(nodes: Sequence[NodeRecord], started: Sequence[StartedHere]) -> None:
-    """Tell which nodes started from warm processes, and why others that should have did not."""
+    """Report which nodes started from warm processes, and why others that should have did not."""
     pairs = list(zip(nodes, started, strict=True))
     warm = [node.name for node, answer in pairs if answer.warm]
     if warm:

@@ -43,7 +43,6 @@ from orchestrator.protocol.requests.follow import (
 from orchestrator.protocol.requests.request import (
     OTHER_VERSION,
     UNKNOWN_JOB,
-    AttemptRequest,
     Nothing,
 )
 from orchestrator.protocol.timing import PROFILE_SECONDS
@@ -52,13 +51,9 @@ from orchestrator.protocol.version import OWN, version_conflict
 M = TypeVar("M", bound=Message)
 
 
-def run_of(request: AttemptRequest[Any]) -> RunDir:
-    return RunDir(request.job, request.part, request.attempt)
-
-
 @answers(Follow)
 def follow(session: ServerSession, request: Follow) -> Nothing:
-    run = run_of(request)
+    run = stop_job.run_of(request)
     other = version_conflict(run.job, run.version(), OWN)
     if other:
         raise Refusal(other, OTHER_VERSION)
@@ -79,7 +74,7 @@ def follow(session: ServerSession, request: Follow) -> Nothing:
 
 @answers(AskJobState)
 def state(session: ServerSession, request: AskJobState) -> JobState:
-    run = run_of(request)
+    run = stop_job.run_of(request)
     if not os.path.isdir(run.path):
         return JobState(job=run.job, part=run.part, state="unknown there", ranks={})
     return job_state(run)
@@ -99,12 +94,12 @@ def system(session: ServerSession, request: AskSystem) -> SystemLines:
 
 @answers(AskStuck)
 def stuck(session: ServerSession, request: AskStuck) -> Stuck:
-    return Stuck(stuck=collect_stacks(run_of(request)), time=time.time())
+    return Stuck(stuck=collect_stacks(stop_job.run_of(request)), time=time.time())
 
 
 @answers(AskProfile)
 def profile(session: ServerSession, request: AskProfile) -> ProfileState:
-    return ask_for_profile(run_of(request), request.trace)
+    return ask_for_profile(stop_job.run_of(request), request.trace)
 
 
 @answers(Living)
@@ -122,13 +117,13 @@ def end(session: ServerSession, request: End) -> Nothing:
     # The head has waited for other nodes to report a failure first, so the cause is certain.
     failed = {"failed": request.failed, "certain": request.failed}
     order = EndOrder(why=request.why, grace=request.grace, **failed)
-    stop_job.end_part(run_of(request), order)
+    stop_job.end_part(stop_job.run_of(request), order)
     return Nothing()
 
 
 @answers(Stop)
 def stop(session: ServerSession, request: Stop) -> StopReceipt:
-    return stop_job.stop_part(run_of(request), request)
+    return stop_job.stop_part(stop_job.run_of(request), request)
 
 
 @answers(StopAll)

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 from orchestrator.common.permissions import user_name
 from orchestrator.node.job import job_processes, processes, resume_dir
@@ -29,6 +30,7 @@ from orchestrator.node.server.ports import port_is_free
 from orchestrator.protocol import control
 from orchestrator.protocol.events import Ended, EndOrder, Started
 from orchestrator.protocol.requests.follow import PortState, Stop, StopAll, StopReceipt
+from orchestrator.protocol.requests.request import AttemptRequest
 from orchestrator.protocol.timing import DEATH_SECONDS, LAST_WORD_SECONDS, RELEASE_SECONDS
 
 AT_ONCE = 16
@@ -136,8 +138,8 @@ def jobs_here(request: StopAll) -> list[Tagged]:
     return [*(jobs[key] for key in sorted(jobs)), *(others[key] for key in sorted(others))]
 
 
-def run_of(job: Tagged) -> RunDir:
-    return RunDir(job.job, job.part, job.attempt)
+def run_of(named: Tagged | AttemptRequest[Any]) -> RunDir:
+    return RunDir(named.job, named.part, named.attempt)
 
 
 def list_processes(job: Tagged) -> StopReceipt:
